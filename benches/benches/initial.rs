@@ -51,7 +51,7 @@ fn main() {
     let start = at - param.offset;
     let initial = Gpt2::initial(&shape, 1);
     let make = |runs: &[Range<usize>]| {
-        black_box(initial.values(&name, param.shape.len(), runs));
+        black_box(initial.values(&name, runs));
     };
     println!(
         "GPT-2 of {:.3e} parameters, rank {} of {RANKS}, {name} from element {start} on:",

@@ -45,7 +45,7 @@ impl<B: NapOps, C: CheckpointStrategy> NapOps for Autodiff<B, C> {
                 let gradient = gradients.consume::<B>(&ops.node);
                 let [input, weights] = ops.state;
                 sleep(input);
-                if deferred::defers(0) {
+                if deferred::defers() {
                     deferred::defer(move |_| sleep(weights));
                 } else {
                     sleep(weights);

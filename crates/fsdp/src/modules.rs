@@ -198,15 +198,15 @@ impl BoundModules {
         self.0.iter().flat_map(|member| member.leaves()).collect()
     }
 
-    /// Where the parameters' gradients go on a device; `next` gives the buffer of each in the order of visits, and its
-    /// first element there.
+    /// Returns the places where the parameters' gradients go on a device; `next` returns the buffer of each in visiting
+    /// order, and its offset there.
     pub fn places(&self, mut next: impl FnMut() -> (Option<Tensor<1>>, usize)) -> Vec<Place> {
         let mut places = vec![];
         self.0.iter().for_each(|member| member.places(&mut next, &mut places));
         places
     }
 
-    /// The parameters' gradients, flat, in the order of visits; none where the loss does not depend on one.
+    /// Returns the flat gradients of the parameters in visiting order; `None` if the loss does not depend on one.
     pub fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Tensor<1>>> {
         self.0.iter().flat_map(|member| member.take_gradients(gradients)).collect()
     }

@@ -134,21 +134,21 @@ impl FlatShard {
         (whole.shape.clone(), value.flatten(0, 2))
     }
 
-    /// Where parameter `i`, or this rank's part of it, begins in the buffer of all.
+    /// The offset of parameter `i`, or of this rank's part of it, in the buffer of all.
     pub fn offset(&self, i: usize) -> usize {
         self.layout.params()[i].offset
     }
 
-    /// On a device, a buffer for the gradients of all parameters, of zeros unless they fill it.
+    /// On a device, a buffer of zeros for the gradients of all parameters: padding and parameters without a gradient stay
+    /// zero.
     pub fn gradient_buffer(&self) -> Option<Tensor<1>> {
-        let (len, options) = (self.layout.padded_len(), (&self.plan.device, self.plan.param.dtype()));
-        let make =
-            || if self.layout.len() == len { Tensor::empty([len], options) } else { Tensor::zeros([len], options) };
+        let options = (&self.plan.device, self.plan.param.dtype());
+        let make = || Tensor::zeros([self.layout.padded_len()], options);
         weight_gradients::are_written_into(&self.plan.device).then(make)
     }
 
-    /// The gradients of all parameters, or this rank's parts of them, in one buffer, this one if there is one; zeros
-    /// where there is no gradient.
+    /// Returns the gradients of all parameters, or of this rank's parts of them, in one buffer: the given one, or a new
+    /// one. Missing gradients are zeros.
     pub fn gradient_of(&self, mut gradients: Vec<Option<Tensor<1>>>, buffer: Option<Tensor<1>>) -> Tensor<1> {
         let dtype = self.plan.param.dtype();
         let parts = self.layout.by_offset().iter().filter_map(|i| Some((self.offset(*i), gradients[*i].take()?)));

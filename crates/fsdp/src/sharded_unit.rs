@@ -147,8 +147,8 @@ impl ShardedUnit {
         Ok(self.modules.bind(&mut self.places.iter().map(value), false))
     }
 
-    /// Runs a backward through `bound`, and returns what it returns. On a device the gradients of weights are written
-    /// into buffers that [`flatten`](Self::flatten) takes, one for each class.
+    /// Runs a backward through `bound` and returns its result. On a device the gradients of weights are written into
+    /// buffers, one per class, which [`flatten`](Self::flatten) takes.
     pub fn backward<R>(&self, bound: &BoundModules, backward: impl FnOnce() -> R) -> (R, Vec<Option<Tensor<1>>>) {
         let buffers: Vec<_> = self.classes.iter().map(FlatShard::gradient_buffer).collect();
         let mut places = self.places.iter();
@@ -160,7 +160,7 @@ impl ShardedUnit {
         (written_into(places, backward), buffers)
     }
 
-    /// The gradients of all parameters, given in the order of visits, in a buffer for each class: those of the
+    /// Flattens the gradients of all parameters, given in visiting order, into one buffer per class: those of the
     /// [`backward`](Self::backward), or new ones.
     pub fn flatten(&self, gradients: Vec<Option<Tensor<1>>>, buffers: Vec<Option<Tensor<1>>>) -> Vec<Tensor<1>> {
         let mut of_classes: Vec<Vec<Option<Tensor<1>>>> = self.classes.iter().map(|_| vec![]).collect();

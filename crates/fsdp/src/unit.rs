@@ -273,11 +273,11 @@ pub(crate) trait Bound {
     /// Returns the parameters that are on a device.
     fn leaves(&self) -> Vec<Leaf>;
 
-    /// Adds to `places` where each parameter's gradient goes on a device; `next` gives the parameter's buffer and its
-    /// first element there.
+    /// Adds the places where the parameters' gradients go on a device; `next` returns the buffer of each parameter and
+    /// its offset there.
     fn places(&self, next: &mut dyn FnMut() -> (Option<Tensor<1>>, usize), places: &mut Vec<Place>);
 
-    /// The parameters' gradients, flat; none where the loss does not depend on one.
+    /// Returns the gradients of the parameters, flat; `None` if the loss does not depend on a parameter.
     fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Tensor<1>>>;
 }
 

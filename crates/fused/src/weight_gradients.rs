@@ -1,12 +1,12 @@
-//! Where a backward on a device writes the gradients of weights: straight into a buffer that the caller gives.
+//! Gradients of weights that a backward on a device writes straight into the caller's buffer.
 //!
 //! ```text
-//! otherwise        x^T dy ─> a tensor of its own ─> copied to its place by `flatten`
+//! otherwise        x^T dy ─> its own tensor ─> copied to its place by `flatten`
 //! written_into     x^T dy ─> its place in the buffer, which `flatten_into` leaves alone
 //! ```
 //!
-//! A copy of every gradient costs two passes over the memory of all parameters a micro-batch, and while it runs the
-//! gradients of a unit exist twice.
+//! Copying every gradient takes two passes over the memory of all parameters per micro-batch, and during the copy a
+//! unit's gradients exist twice.
 
 use burn::backend::autodiff::NodeId;
 use burn::tensor::{Device, Tensor};
@@ -22,13 +22,13 @@ pub struct Place {
 }
 
 thread_local! {
-    /// The places of weights whose gradients the backward of this thread has not made yet.
+    /// The places of weights whose gradients this thread's backward has not computed yet.
     static PLACES: RefCell<Vec<Place>> = const { RefCell::new(vec![]) };
 }
 
 impl Place {
-    /// The place of the gradient of `leaf`, from element `start` of `flat`; `None` on the CPU, and for a tensor that no
-    /// graph tracks.
+    /// The place of the gradient of `leaf` in `flat`, from element `start` on; `None` on the CPU, and for a tensor that
+    /// no graph tracks.
     pub fn new<const D: usize>(leaf: &Tensor<D>, flat: &Tensor<1>, start: usize) -> Option<Self> {
         #[cfg(feature = "cubecl")]
         {
@@ -47,13 +47,13 @@ impl Place {
     }
 }
 
-/// Whether gradients can be [`written_into`] a buffer on this device. On the CPU they cannot.
+/// Whether gradients can be [`written_into`] a buffer on this device; on the CPU they cannot.
 pub fn are_written_into(device: &Device) -> bool {
     cfg!(feature = "cubecl") && *device != Device::flex()
 }
 
-/// Runs a backward whose gradients of these weights go to their places, as far as an operation can write there: the
-/// products of [`linear`](crate::linear) and its kin and those of experts can. Of a weight that is used twice the first
+/// Runs a backward that writes the gradients of these weights to their places, if the operation can: the products of
+/// [`linear`](crate::linear) and its variants and those of experts can. If a weight is used twice, only its first
 /// gradient goes there.
 pub fn written_into<R>(places: Vec<Place>, backward: impl FnOnce() -> R) -> R {
     // Also if the backward panics.
@@ -68,7 +68,7 @@ pub fn written_into<R>(places: Vec<Place>, backward: impl FnOnce() -> R) -> R {
     backward()
 }
 
-/// The buffer and the first element of the place of a leaf's gradient, once.
+/// Takes the buffer and the offset for a leaf's gradient. A second call for the same leaf returns `None`.
 pub(crate) fn take<F: Clone + 'static>(leaf: NodeId) -> Option<(F, usize)> {
     PLACES.with_borrow_mut(|places| {
         let found = places.iter().position(|place| place.leaf == leaf)?;

@@ -1,7 +1,21 @@
-//! What a forward knows about its micro-batch besides the tokens.
+//! The batch of a training forward, and what a forward knows about its micro-batch besides the tokens.
 
+use crate::{MtpBatch, Targets};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use comm::ContextParallel;
+
+/// A micro-batch on a device. If the rows are spread over ranks, it holds this rank's part of them.
+#[derive(Debug, Clone)]
+pub struct Batch {
+    /// Tokens, `[b, t]`.
+    pub inputs_bt: Tensor<2, Int>,
+    /// The tokens to predict.
+    pub targets: Targets,
+    /// Its place in the run, in training, and its documents, if they are masked from each other.
+    pub micro: MicroBatch,
+    /// One per multi-token prediction module; empty in evaluation, which computes only the main loss.
+    pub mtp: Vec<MtpBatch>,
+}
 
 /// What a forward knows about its micro-batch besides the tokens. The default is evaluation on whole rows.
 #[derive(Debug, Clone, Default)]

@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::ops::Deref;
 
-pub(crate) use units::{add_blocks, gather_all, gather_into, main_loss};
 pub use units::{ModelUnits, Training};
+pub(crate) use units::{add_blocks, gather_all, gather_into, main_loss};
 
 /// A configuration key and its value.
 pub type Size = (&'static str, usize);

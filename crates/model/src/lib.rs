@@ -2,7 +2,11 @@
 //!
 //! A model is a module with public parts and a forward on one device: `model.logits(tokens)` needs no communicator. A
 //! part that holds a rank's shard of the parameters computes its rows of the sequences together with the ranks in its
-//! [`Parallel`]. [`cut`] defines how each parameter is cut.
+//! [`Parallel`].
+//!
+//! A [`Family`] knows everything else about its models: parameters ([`ParameterSpec`]: shape, initial values, how ranks
+//! split it), sharding units, what each call costs, limits, and Hugging Face's names. [`ModelConfig`] is the only list
+//! of families.
 //!
 //! Parameters may be f32, bf16 or f16, all of one dtype, which the residual stream and the gradients then share. Norms,
 //! softmax, rotations, routing and the loss are computed in f32, and the loss is f32.
@@ -11,36 +15,36 @@
 //! heads, `v` vocabulary (in attention: width of a value), `c` columns of a cache, `r` rank of a latent, `p` width of a
 //! rotated key.
 
+mod batch;
 mod cache;
-mod config;
-mod cut;
+mod cost;
 pub mod deepseek;
-mod dropout;
+mod expert_loads;
+mod family;
 mod generate;
 pub mod gpt2;
 pub mod hf;
 mod init;
-mod micro_batch;
-mod norm;
+mod layers;
+mod limits;
+mod mtp_batch;
 mod parallel;
 mod parameters;
-mod ring;
-mod rope;
 mod targets;
-mod vocabulary;
 
+pub use batch::{Batch, Documents, MicroBatch, RunPlace};
 pub use cache::Cache;
-pub use config::{DeepSeekConfig, Gpt2Config, YarnConfig};
-pub use cut::cut;
-pub use deepseek::DeepSeek;
+pub use cost::{Flops, Workload};
+pub use deepseek::{DeepSeek, DeepSeekConfig};
+pub use expert_loads::{ExpertLoads, LayerLoad, bias_update, layer_loads};
+pub use family::{AnyModel, Family, HuggingFace, ModelConfig, ModelUnits, Size, Training};
 pub use generate::{Drafts, GenerateError, Generation, Sampling, generate, generate_speculative};
-pub use gpt2::Gpt2;
+pub use gpt2::{Gpt2, Gpt2Config};
 pub use init::Initial;
-pub use micro_batch::{Documents, MicroBatch, RunPlace};
-pub use norm::{LayerNorm, RmsNorm};
+pub use layers::{LayerNorm, RmsNorm, Rope, YarnConfig};
+pub use mtp_batch::MtpBatch;
 pub use parallel::Parallel;
-pub use parameters::{fill, parameter_count};
-pub use rope::{Rope, softmax_scale};
+pub use parameters::{Initializer, ParameterSpec, Sharding, fill, visited};
 pub use targets::{Targets, TokenRows};
 
 use burn::tensor::{Int, Tensor, TensorData};

@@ -275,15 +275,16 @@ fn with_drafts_a_text_is_the_same_as_without() {
     let sampling = Sampling { temperature: 0.4, top_k: Some(20), top_p: Some(0.9), seed: 5 };
     let prompts: Vec<Vec<u32>> = [3, 14, 1, 40].iter().zip(0..).map(|(n, seed)| tokens(seed, *n)).collect();
     for name in ["deepseek-v3-mtp-1", "deepseek-v3-mtp-2"] {
-        let Pretrained::DeepSeek(_, _, model) = fixture(name) else { unreachable!("{name}") };
+        let pretrained = fixture(name);
+        let model = pretrained.model.predicts_ahead().expect("a model with multi-token prediction");
         for (window, sampling) in [(1, GREEDY), (2, GREEDY), (7, sampling), (99, GREEDY), (99, sampling)] {
             let mut options = how(40, window, sampling);
-            for stop in [None, Some(run(&model, &prompts, &options)[1][20])] {
+            for stop in [None, Some(run(model, &prompts, &options)[1][20])] {
                 options.stop = stop;
-                let expected = run(&model, &prompts, &options);
+                let expected = run(model, &prompts, &options);
                 let mut seen = vec![vec![]; prompts.len()];
                 let (found, drafts) =
-                    model::generate_speculative(&model, &prompts, &options, &Device::flex(), &mut |sequence, token| {
+                    model::generate_speculative(model, &prompts, &options, &Device::flex(), &mut |sequence, token| {
                         seen[sequence].push(token);
                         ControlFlow::Continue(())
                     })

@@ -1,22 +1,11 @@
-//! A micro-batch on a device.
+//! Batches on a device, made of tokens.
 
 use crate::config::Config;
 use crate::error::TrainError;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use comm::SequenceRanks;
 use data::Prepared;
-use model::deepseek::MtpBatch;
-use model::{Documents, MicroBatch, RunPlace, Targets, TokenRows};
-
-/// A micro-batch on a device. If the rows are spread over ranks, it holds this rank's part of them.
-pub(crate) struct Batch {
-    pub inputs_bt: Tensor<2, Int>,
-    pub targets: Targets,
-    /// Its place in the run, in training, and its documents, if they are masked from each other.
-    pub micro: MicroBatch,
-    /// One per multi-token prediction module; empty in evaluation, which computes only the main loss.
-    pub mtp: Vec<MtpBatch>,
-}
+use model::{Batch, Documents, MicroBatch, MtpBatch, RunPlace, Targets, TokenRows};
 
 /// Creates [`Batch`]es from tokens.
 pub(crate) struct BatchMaker {

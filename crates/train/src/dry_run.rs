@@ -10,7 +10,6 @@ use crate::place::Place;
 use crate::resume::Resume;
 use crate::run_folder::RunFolder;
 use crate::trainer::{Job, Outcome};
-use crate::units::parameter_count;
 use crate::words::{bytes, count, duration};
 use checkpoint::Folder;
 use std::fs::{self, DirBuilder};
@@ -82,7 +81,7 @@ pub(crate) fn tell(job: &Job, place: &Place, memory: &Estimate, outcome: &Outcom
     let base = place.same_run().is_some_and(|run| Folder::of_run(run).step(0).is_dir());
     say(&format!("steps        {}", overview::run(job)));
     say(&format!("memory       {}\n{}", memory.line(), memory.table()));
-    say(&format!("checkpoints  {}", checkpoints(&job.config, parameter_count(&job.config), base)));
+    say(&format!("checkpoints  {}", checkpoints(&job.config, job.config.parameter_count(), base)));
     let done = job.resume.as_ref().map_or(0, Resume::step);
     say(&format!("time         {}", time(job, done, outcome)));
 }

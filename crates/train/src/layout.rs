@@ -1,17 +1,15 @@
 //! The layout table: the process groups, the resident bytes per rank that each shards, and the traffic of a step.
 
-mod calls;
 #[cfg(test)]
 mod tests;
 
 use crate::config::Config;
-use crate::device;
-use crate::expert_loads::ExpertLoads;
 use crate::units::units;
 use crate::words::bytes;
+use crate::workload::workload;
 use burn::tensor::Device;
 use fsdp::{Share, SharesRun, Strategy};
-use model::Parallel;
+use model::{ExpertLoads, Parallel};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -84,10 +82,12 @@ impl Row {
 
 /// The shares of one rank.
 fn shares(config: &Config, rank: usize) -> Vec<Share> {
-    let (units, _) = units(config, &ExpertLoads::new(config), &Parallel::default(), &Device::flex());
-    let (calls, on_cpu) = (calls::calls(config, rank), device::meant(&config.train.device) == "cpu");
+    let (units, _) = units(config, &ExpertLoads::new(config.moe.as_ref()), &Parallel::default(), &Device::flex());
+    let workload = workload(config, rank);
+    let calls = config.family().traffic(&workload);
     let micro_batches = config.micro_batches();
-    let run = SharesRun { world_size: config.parallel.gpus, rank, micro_batches, calls: &calls, on_cpu };
+    let (world_size, on_cpu) = (config.parallel.gpus, workload.on_cpu);
+    let run = SharesRun { world_size, rank, micro_batches, calls: &calls, on_cpu };
     units.shares(&config.fsdp(), run).expect("the configuration is validated")
 }
 

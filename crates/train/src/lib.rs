@@ -28,8 +28,6 @@ mod dry_run;
 mod ending;
 mod epochs;
 mod error;
-mod expert_loads;
-mod flops;
 mod launch;
 mod layout;
 mod learning_rate;
@@ -56,6 +54,7 @@ mod validation;
 mod vocabulary;
 mod whole_file;
 mod words;
+mod workload;
 
 pub use device::Devices;
 pub use error::TrainError;

@@ -1,11 +1,11 @@
 //! The lines of `metrics.jsonl`.
 
-use crate::expert_loads::LayerLoad;
 use crate::layout::LayoutTable;
 use crate::machine::Machine;
 use burn::tensor::Device;
 use comm::TrafficTable;
 use fsdp::{Category, Memory};
+use model::LayerLoad;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,7 +30,7 @@ pub(crate) struct StepMetrics {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seq_len: Option<usize>,
     pub tokens_per_second: f64,
-    /// Model FLOPs per second and device, in units of 10^12; see [`flops`](crate::flops).
+    /// Model FLOPs per second and device, in units of 10^12; see [`Flops`](model::Flops).
     pub tflops: f64,
     /// Fraction of `metrics.peak_tflops`, if that is given.
     pub mfu: Option<f64>,

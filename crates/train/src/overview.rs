@@ -13,12 +13,10 @@
 //! ```
 
 use crate::device::Devices;
-use crate::flops::active_parameters;
 use crate::memory_check::Estimate;
 use crate::resume::Resume;
 use crate::terminal;
 use crate::trainer::Job;
-use crate::units::parameter_count;
 use crate::words::{count, human, human_count, wrapped};
 use fsdp::FloatType;
 
@@ -47,7 +45,7 @@ pub(crate) fn say(job: &Job, devices: &Devices, memory: &Estimate) {
 }
 
 fn model(job: &Job) -> String {
-    let (all, active) = (parameter_count(&job.config), active_parameters(&job.config));
+    let (all, active) = (job.config.parameter_count(), job.config.active_parameters());
     let active = if active < all { format!(", {} active", human(active)) } else { String::new() };
     format!("{}: {} parameters{active}", job.config.describe_model(), human(all))
 }

@@ -2,7 +2,6 @@
 
 mod partial;
 
-use crate::batch::Batch;
 use crate::config::{self, Config, DataConfig, Source};
 use crate::copies;
 use crate::data_mark;
@@ -12,11 +11,10 @@ use crate::progress::Progress;
 use crate::run_folder::{CONFIG, RUNS, RunFolder, config_in, run_of};
 use crate::terminal::shown;
 use crate::trained;
-use crate::units::parameters;
 use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind, Lowest, Region, split_at};
 use data::{OpenOptions, Prepared, TokenizerSpec, Trained};
 use fsdp::{Fsdp, Part, PartValues, Unloaded};
-use model::Initial;
+use model::{Batch, Initial};
 use partial::{Partial, drawn};
 use std::cmp::Ordering;
 use std::fs;
@@ -66,7 +64,7 @@ impl Resume {
         config: &Config,
         ranks_are_here: bool,
     ) -> Result<Self, TrainError> {
-        let model = parameters(config);
+        let model = config.parameters();
         let partial = match checkpoint.expect(&model) {
             Err(CheckpointError::OtherModel { .. }) if place.partial => Some(Partial::new(&checkpoint, &model)?),
             other => {

@@ -2,7 +2,7 @@
 
 use crate::allocator::count_for;
 use crate::batch::check_documents;
-use crate::config::{Config, ConfigError, ModelConfig, ParallelConfig};
+use crate::config::{Config, ConfigError, ParallelConfig};
 use crate::copies;
 use crate::data_mark;
 use crate::device::Devices;
@@ -17,7 +17,6 @@ use crate::progress::{Progress, Says};
 use crate::resume::{self, Resume};
 use crate::run_folder::{RunFolder, config_in};
 use crate::trainer::{self, Job, Outcome};
-use crate::units::parameter_count;
 use crate::validation;
 use crate::vocabulary;
 use crate::words::{count, human_count};
@@ -212,7 +211,7 @@ fn say_what_begins(job: &Job, devices: &Devices, memory: &Estimate) {
     if let Some(folder) = &job.folder {
         folder.warning().iter().for_each(|warning| progress.say(&format!("warning: {warning}")));
     }
-    if parameter_count(config) >= LARGE {
+    if config.parameter_count() >= LARGE {
         let what = if job.resume.is_some() { "reading" } else { "making" };
         progress.say(&format!("{what} the parameters on {}", count(config.parallel.gpus, "rank")));
     }
@@ -276,10 +275,7 @@ pub(crate) fn set_vocabulary(config: &mut Config, tokens: Option<usize>) -> Resu
             "model.vocab_size is {given}, but the tokenizer has {tokens} tokens: give at least that, or 0 for as many"
         ))),
         (0, Some(tokens)) => {
-            match &mut config.model {
-                ModelConfig::Gpt2(shape) => shape.vocab_size = tokens,
-                ModelConfig::DeepSeek(shape) => shape.vocab_size = tokens,
-            }
+            config.model.set_vocab_size(tokens);
             config.validate_parallel()
         }
         _ => Ok(()),

@@ -5,11 +5,10 @@ use crate::error::TrainError;
 use crate::memory_check;
 use crate::resume;
 use crate::run_folder::{CONFIG, RUNS, config_in, run_of};
-use crate::units::Whole;
 use burn::tensor::Device;
 use checkpoint::{Checkpoint, CheckpointError, Folder, Kind, run_of_unknown, split_at};
 use data::{OpenOptions, Prepared, Tokenizer, TokenizerSpec};
-use model::fill;
+use model::AnyModel;
 use std::path::{Path, PathBuf};
 
 /// The checkpoint of a run, with its configuration.
@@ -68,7 +67,7 @@ impl Saved {
         checkpoint.read_file(CONFIG)?; // verifies that it is unchanged
         let config = config_in(checkpoint.path())?;
         config.validate()?;
-        checkpoint.expect(&crate::units::parameters(&config))?;
+        checkpoint.expect(&config.parameters())?;
         checkpoint.verify_all()?;
         Ok(Self { checkpoint, config })
     }
@@ -91,13 +90,9 @@ impl Saved {
     }
 
     /// The model with its trained parameters.
-    pub fn model(&self, device: &Device) -> Result<Whole, TrainError> {
+    pub fn model(&self, device: &Device) -> Result<AnyModel, TrainError> {
         memory_check::check_model(&self.config).map_err(TrainError::Memory)?;
-        let values = |path: &str, _: &[usize]| self.parameter(path);
-        Ok(match Whole::new(&self.config, device) {
-            Whole::Gpt2(model) => Whole::Gpt2(fill(model, values)?),
-            Whole::DeepSeek(model) => Whole::DeepSeek(fill(model, values)?),
-        })
+        Ok(self.config.family().model(device).fill(|path, _| self.parameter(path))?)
     }
 
     /// The tokenizer the model was trained with, or if it has none, the `given` one.

@@ -7,13 +7,11 @@ mod telling;
 mod validating;
 
 use crate::allocator::allocated;
-use crate::batch::{Batch, BatchMaker, RowCounts};
+use crate::batch::{BatchMaker, RowCounts};
 use crate::batches::{Batches, Rows};
 use crate::config::{Config, OnNonFinite, TrainConfig};
 use crate::device;
 use crate::error::TrainError;
-use crate::expert_loads::ExpertLoads;
-use crate::flops::Flops;
 use crate::learning_rate::learning_rate;
 use crate::progress::Progress;
 use crate::recorder::Recorder;
@@ -21,7 +19,7 @@ use crate::resume::Resume;
 use crate::run_folder::RunFolder;
 use crate::saver::Saver;
 use crate::spikes::Recent;
-use crate::units::{Parts, initial, parallel, units};
+use crate::units::{units, update_selection_biases};
 use crate::validation::ValidationSet;
 use crate::words::count;
 use burn::tensor::Device;
@@ -29,7 +27,7 @@ use checkpoint::{Best, Lowest};
 use comm::Communicator;
 use data::{Buckets, Dataset, Loader, Prepared, Windows};
 use fsdp::{BeforeStep, Fsdp, FsdpConfig, NonFinite, StageTimes, StepReport, Unloaded};
-use model::RunPlace;
+use model::{Batch, ExpertLoads, Flops, ModelUnits, Parallel, RunPlace};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -173,7 +171,7 @@ struct Trainer<'a> {
     device: Device,
     folder: RunFolder,
     fsdp: Fsdp<Batch>,
-    parts: Parts,
+    parts: Box<dyn ModelUnits>,
     maker: BatchMaker,
     loads: ExpertLoads,
     /// Expert loads of the last step, over all ranks, as far as requested.
@@ -211,17 +209,20 @@ impl<'a> Trainer<'a> {
     fn new(job: &'a Job, comm: Communicator) -> Result<Self, TrainError> {
         let (rank, world_size, device) = (comm.rank(), comm.world_size(), comm.device().clone());
         let folder = RunFolder::of_rank_0(job.folder.as_ref(), &comm)?;
-        let loads = ExpertLoads::new(&job.config);
+        let loads = ExpertLoads::new(job.config.moe.as_ref());
         let config = job.config.fsdp();
-        let parallel = parallel(&config, &comm)?;
+        let parallel = Parallel::new(&config, &comm)?;
         let (units, parts) = units(&job.config, &loads, &parallel, &device);
         let allocated = (device::meant(&job.config.train.device) == "cpu").then_some(allocated as fn() -> isize);
         let config = FsdpConfig { allocated, ..config };
         let mut fsdp = match &job.resume {
             None => Fsdp::new(units, comm, config)?,
-            Some(resume) => {
-                resume.load(Unloaded::new(units, comm, config)?, &initial(&job.config), rank, world_size)?
-            }
+            Some(resume) => resume.load(
+                Unloaded::new(units, comm, config)?,
+                &job.config.family().initial(job.config.train.seed),
+                rank,
+                world_size,
+            )?,
         };
         if rank == 0 {
             let first = 1 + job.resume.as_ref().map_or(0, Resume::step);
@@ -251,7 +252,7 @@ impl<'a> Trainer<'a> {
             loader: start_loader(job, batches.clone()),
             batches,
             tokens: resumed.map_or(0, |index| index.tokens),
-            flops: job.config.by_length().iter().map(Flops::new).collect(),
+            flops: job.config.by_length().iter().map(Config::flops).collect(),
             losses: Recent::default(),
             grad_norms: Recent::default(),
             checkpoint_seconds: 0.0,
@@ -275,9 +276,9 @@ impl<'a> Trainer<'a> {
         let Next { micro_batches, weights, counts, waited } = self.next_batches(step)?;
         let (job, parts, loads) = (self.job, &self.parts, &self.loads);
         let is_time = self.is_time();
-        let numbers = || [&[asked_to_stop(job), is_time][..], &loads.numbers(&job.config)].concat();
+        let numbers = || [&[asked_to_stop(job), is_time][..], &loads.numbers(job.config.expert_layers())].concat();
         let mut update =
-            |fsdp: &mut Fsdp<Batch>, sums: &[f64]| parts.update_selection_biases(&job.config, fsdp, &sums[2..]);
+            |fsdp: &mut Fsdp<Batch>, sums: &[f64]| update_selection_biases(&**parts, &job.config, fsdp, &sums[2..]);
         let update: Option<BeforeStep<Batch>> = if loads.follows { Some(&mut update) } else { None };
         let report = self.fsdp.train_step_with(&micro_batches, &weights, lr, numbers, update)?;
         self.times = report.times;

@@ -115,17 +115,15 @@ impl Case {
             parallel.experts = Some(ExpertParallel::new(mesh.over(&[Axis::Ep])?, parallel.first_error.clone()));
         }
         units.keep_fp32(Router::holds_bias);
-        let (initial, favourite) = (DeepSeek::initial(7), self.favourite);
+        let (initial, favourite) = (DeepSeek::initial(&shape(), &self.moe, 7), self.favourite);
         units.draw(move |name, dims, runs| match favourite {
             Some(expert) if name.ends_with("router.bias") => {
                 runs.iter().cloned().flatten().map(|i| if i == expert { 10.0 } else { 0.0 }).collect()
             }
             // Larger than usual, so that experts differ.
-            _ => initial
-                .values(name, dims, runs)
-                .into_iter()
-                .map(|value| if dims > 1 { 5.0 * value } else { value })
-                .collect(),
+            _ => {
+                initial.values(name, runs).into_iter().map(|value| if dims > 1 { 5.0 * value } else { value }).collect()
+            }
         });
         let model = DeepSeek::new(&shape(), &self.moe, &device);
         let (rank, fault, calls) = (comm.rank(), self.fault, Arc::new(AtomicUsize::new(0)));

@@ -26,7 +26,7 @@ const PARTS: usize = 8;
 /// Into the memory of `into`, or a new buffer. The parts again where they are not on a device.
 pub(super) fn flatten(
     parts: Vec<(usize, Tensor<1>)>,
-    into: Option<&Tensor<1>>,
+    into: Option<Tensor<1>>,
     len: usize,
     dtype: DType,
 ) -> Result<Tensor<1>, Vec<(usize, Tensor<1>)>> {
@@ -40,7 +40,7 @@ pub(super) fn flatten(
     };
     let parts: Vec<(usize, TensorIr)> = parts.into_iter().map(on_cube).collect();
     let out = TensorIr::uninit(client.create_empty_handle(), Shape::from([len]), dtype);
-    let into = into.map(|flat| flat.clone().try_into_primitive::<Cube>().expect("it is where the parts are").into_ir());
+    let into = into.map(|flat| flat.try_into_primitive::<Cube>().expect("it is where the parts are").into_ir());
     let inputs: Vec<TensorIr> = parts.iter().map(|(_, part)| part).chain(&into).cloned().collect();
     let repr = OperationIr::Custom(CustomOpIr::new("flatten", &inputs, std::slice::from_ref(&out)));
     let flat = client.register(StreamId::current(), repr, Flatten { parts, into, out }).remove(0);

@@ -1,8 +1,8 @@
 //! Multi-head latent attention with a cache of latents.
 
 use super::Mla;
+use super::mla::softmax_scale;
 use crate::cache::{Chunk, LayerCache};
-use crate::rope::softmax_scale;
 use burn::tensor::Tensor;
 use fused::linear;
 

@@ -1,8 +1,7 @@
 //! Multi-head latent attention.
 
-use crate::ring::{Keys, Ring};
-use crate::rope::{Rope, softmax_scale};
-use crate::{DeepSeekConfig, MicroBatch, Parallel, RmsNorm};
+use crate::layers::ring::{Keys, Ring};
+use crate::{DeepSeekConfig, MicroBatch, Parallel, RmsNorm, Rope};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
@@ -108,6 +107,13 @@ impl Mla {
             _ => unreachable!("a query is projected directly or through its compression"),
         }
     }
+}
+
+/// The softmax scale: `1/sqrt(nope + rope)`, multiplied with YaRN by `m^2`, where `m = 0.1 * mscale_all_dim *
+/// ln(factor) + 1`.
+pub(super) fn softmax_scale(config: &DeepSeekConfig) -> f64 {
+    let scale = ((config.qk_nope_head_dim + config.qk_rope_head_dim) as f64).powf(-0.5);
+    config.rope_scaling.as_ref().map_or(scale, |yarn| scale * yarn.softmax_factor())
 }
 
 /// Projects `[b, t, in]` to two parts, `[b, t, width]` each.

@@ -2,15 +2,23 @@
 
 mod absorbed;
 mod block;
+mod config;
+mod cost;
+mod family;
+pub(crate) mod hf;
 mod mla;
 mod mtp;
+mod tail;
+mod units;
 
 pub use block::{Block, BlockOutput, Mlp};
+pub use config::DeepSeekConfig;
+pub(crate) use family::DeepSeekFamily;
 pub use mla::Mla;
-pub use mtp::{Mtp, MtpBatch};
+pub use mtp::Mtp;
 
-use crate::vocabulary::{self, VocabularyHead};
-use crate::{Cache, DeepSeekConfig, Initial, LanguageModel, MicroBatch, Parallel, RmsNorm, Rope, Targets};
+use crate::layers::vocabulary::{self, VocabularyHead};
+use crate::{Cache, Family, Initial, LanguageModel, MicroBatch, MtpBatch, Parallel, RmsNorm, Rope, Targets};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
@@ -33,6 +41,11 @@ pub struct DeepSeek {
     config: DeepSeekConfig,
 }
 
+/// The rotations of queries and keys, which all blocks share.
+fn rope(config: &DeepSeekConfig) -> Rope {
+    Rope::new(config.qk_rope_head_dim, config.rope_theta, config.rope_scaling.as_ref())
+}
+
 /// Final norm and output matrix.
 #[derive(Module, Debug)]
 pub struct Head {
@@ -46,17 +59,17 @@ pub struct Head {
 impl DeepSeek {
     /// Returns a model whose parameters are generated from `seed` when they are first read.
     pub fn init(config: &DeepSeekConfig, moe: &MoeConfig, seed: u64, device: &Device) -> Self {
-        Self::initial(seed).give(Self::new(config, moe, device))
+        Self::initial(config, moe, seed).give(Self::new(config, moe, device))
     }
 
     /// The initialization that [`init`](Self::init) applies.
-    pub fn initial(seed: u64) -> Initial {
-        Initial { prefix: "deepseek", seed, residual: &[], residual_scale: 1.0 }
+    pub fn initial(config: &DeepSeekConfig, moe: &MoeConfig, seed: u64) -> Initial {
+        DeepSeekFamily::new(config, Some(moe)).initial(seed)
     }
 
     /// Returns a model whose parameters are not set yet.
     pub fn new(config: &DeepSeekConfig, moe: &MoeConfig, device: &Device) -> Self {
-        let (d, vocab, positions) = (config.hidden_size, config.vocab_size, Rope::new(config));
+        let (d, vocab, positions) = (config.hidden_size, config.vocab_size, rope(config));
         Self {
             embed: EmbeddingConfig::new(vocab, d).init(device),
             blocks: (0..config.num_hidden_layers)
@@ -93,7 +106,7 @@ impl DeepSeek {
         let further = self.mtp.iter().zip(batches).map(|(mtp, batch)| {
             let embeddings_btd = embedding(self.embed.weight.val(), batch.tokens_bt.clone());
             h_btd = mtp.forward(h_btd.clone(), embeddings_btd);
-            batch.loss(&output, h_btd.clone())
+            mtp::loss(batch, &output, h_btd.clone())
         });
         (main, further.collect())
     }

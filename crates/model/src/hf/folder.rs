@@ -115,7 +115,7 @@ impl Folder {
     }
 
     /// Rejects a `copy` of a tensor that exists but is not equal to the original.
-    pub(super) fn check_copy(&self, copy: &str, original: &str, shape: &[usize]) -> Result<(), HfError> {
+    pub(crate) fn check_copy(&self, copy: &str, original: &str, shape: &[usize]) -> Result<(), HfError> {
         if !self.has(copy) || self.tensor(copy, shape)? == self.tensor(original, shape)? {
             return Ok(());
         }
@@ -187,7 +187,7 @@ impl Folder {
     }
 
     /// Rejects sizes in a model's shape that no tensor of the folder can have, before memory is allocated for them.
-    pub(super) fn check_sizes(&self, shape: &impl Serialize) -> Result<(), HfError> {
+    pub(crate) fn check_sizes(&self, shape: &impl Serialize) -> Result<(), HfError> {
         let tensors = || self.files.iter().flat_map(|file| file.header.tensors().into_values());
         let count = tensors().count();
         let numbers = tensors().fold(0usize, |sum, tensor| sum.saturating_add(tensor.shape.iter().product()));

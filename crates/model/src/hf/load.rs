@@ -1,48 +1,33 @@
 //! Loading a model's weights from a Hugging Face folder.
 
-use super::{Folder, HfError, deepseek, gpt2};
-use crate::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, fill};
+use super::{Folder, HfError};
+use crate::{AnyModel, LanguageModel, ModelConfig, deepseek, fill, gpt2};
 use burn::module::Module;
 use burn::tensor::Device;
 use moe::MoeConfig;
 use std::ops::Deref;
 
 /// A model loaded from a folder.
-pub enum Pretrained {
-    /// `model_type` `gpt2`.
-    Gpt2(Gpt2Config, Gpt2),
-    /// `model_type` `deepseek_v2` or `deepseek_v3`.
-    DeepSeek(DeepSeekConfig, MoeConfig, DeepSeek),
+#[derive(Debug)]
+pub struct Pretrained {
+    /// Family and shape.
+    pub config: ModelConfig,
+    /// The experts, if it has some.
+    pub moe: Option<MoeConfig>,
+    /// The model with its weights.
+    pub model: AnyModel,
 }
 
 impl Pretrained {
     /// Loads configuration and weights.
     pub fn load(folder: &Folder, device: &Device) -> Result<Self, HfError> {
-        match folder.config()["model_type"].as_str() {
-            Some("gpt2") => {
-                let config = gpt2::config(folder)?;
-                let model = bind(Gpt2::new(&config, device), folder, &names(folder))?;
-                Ok(Self::Gpt2(config, model))
-            }
-            Some("deepseek_v2" | "deepseek_v3") => {
-                let (config, moe) = deepseek::config(folder)?;
-                let model = bind(DeepSeek::new(&config, &moe, device), folder, &names(folder))?;
-                deepseek::check_copies(folder, &config)?;
-                Ok(Self::DeepSeek(config, moe, model))
-            }
-            other => {
-                let found = other.map_or("no `model_type`".into(), |kind| format!("`model_type` \"{kind}\""));
-                Err(folder.config_error(format!("has {found}; known are gpt2, deepseek_v2 and deepseek_v3")))
-            }
-        }
-    }
-
-    /// Vocabulary size.
-    pub fn vocab_size(&self) -> usize {
-        match self {
-            Self::Gpt2(config, _) => config.vocab_size,
-            Self::DeepSeek(config, ..) => config.vocab_size,
-        }
+        let (config, moe) = ModelConfig::from_hugging_face(folder)?;
+        let family = config.family(moe.as_ref());
+        let source_of = names(folder);
+        let model = family.model(device).fill(|path, shape| values(folder, &source_of(path), shape))?;
+        family.hugging_face().check(folder)?;
+        drop(family);
+        Ok(Self { config, moe, model })
     }
 }
 
@@ -50,10 +35,7 @@ impl Deref for Pretrained {
     type Target = dyn LanguageModel;
 
     fn deref(&self) -> &Self::Target {
-        match self {
-            Self::Gpt2(_, model) => model,
-            Self::DeepSeek(_, _, model) => model,
-        }
+        &*self.model
     }
 }
 
@@ -69,12 +51,10 @@ pub enum Source {
 }
 
 /// Maps the path of a parameter in Kiln's models to its source in `folder`.
-pub fn names(folder: &Folder) -> impl Fn(&str) -> Source {
-    let gpt2 = (folder.config()["model_type"] == "gpt2").then(|| gpt2::prefix(folder));
-    let layers = folder.config()["num_hidden_layers"].as_u64().unwrap_or_default() as usize;
-    move |path| match gpt2 {
-        Some(prefix) => gpt2::name(prefix, path),
-        None => deepseek::name(layers, path),
+pub fn names(folder: &Folder) -> Box<dyn Fn(&str) -> Source> {
+    match folder.config()["model_type"].as_str() {
+        Some("gpt2") => Box::new(gpt2::hf::names(folder)),
+        _ => Box::new(deepseek::hf::names(folder)),
     }
 }
 

@@ -2,14 +2,12 @@
 //!
 //! [`Folder`] and [`Pretrained`] read such a folder, [`export`] writes one.
 
-mod deepseek;
 mod export;
 mod folder;
 mod fp8;
-mod gpt2;
 mod load;
 
-pub use export::{Dtype, ExportModel, ExportOptions, Summary, export};
+pub use export::{Dtype, ExportOptions, Summary, export};
 pub use folder::Folder;
 pub use load::{Pretrained, Source, bind, names};
 

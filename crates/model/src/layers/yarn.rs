@@ -17,9 +17,10 @@ pub struct YarnConfig {
     pub beta_fast: f64,
     /// Dimensions with fewer rotations than this over the original context have their frequency divided by `factor`.
     pub beta_slow: f64,
-    /// Numerator of the factor on cosine and sine; 0 means unset.
+    /// Gives the numerator of the factor on cosine and sine, `0.1 * mscale * ln(factor) + 1`; 0 means unset.
     pub mscale: f64,
-    /// Denominator of the factor on cosine and sine; its square also scales the softmax. 0 means unset.
+    /// Gives the denominator of that factor in the same way; the denominator's square also multiplies the softmax scale.
+    /// 0 means unset.
     pub mscale_all_dim: f64,
 }
 

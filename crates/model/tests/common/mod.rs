@@ -4,6 +4,8 @@
 
 use burn::tensor::Device;
 use model::hf::{Folder, Pretrained};
+use model::{AnyModel, DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, ModelConfig};
+use moe::MoeConfig;
 use std::path::{Path, PathBuf};
 
 /// The f32 folders of `tests/reference`.
@@ -28,4 +30,22 @@ pub fn reference(name: &str) -> PathBuf {
 /// The model in a folder.
 pub fn load(path: &Path) -> Pretrained {
     Pretrained::load(&Folder::open(path).unwrap(), &Device::flex()).unwrap()
+}
+
+/// A loaded model by family.
+pub enum Loaded {
+    Gpt2(Gpt2Config, Gpt2),
+    DeepSeek(DeepSeekConfig, MoeConfig, DeepSeek),
+}
+
+impl From<Pretrained> for Loaded {
+    fn from(Pretrained { config, moe, model }: Pretrained) -> Self {
+        match (config, model) {
+            (ModelConfig::Gpt2(config), AnyModel::Gpt2(model)) => Self::Gpt2(config, model),
+            (ModelConfig::DeepSeek(config), AnyModel::DeepSeek(model)) => {
+                Self::DeepSeek(config, moe.expect("its experts"), model)
+            }
+            _ => unreachable!("configuration and model are of one family"),
+        }
+    }
 }

@@ -7,10 +7,9 @@ mod ranks;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use comm::ContextParallel;
-use common::reference;
-use model::deepseek::MtpBatch;
+use common::{Loaded, reference};
 use model::hf::{Folder, Pretrained, Source, bind, names};
-use model::{DeepSeek, Documents, Gpt2, LanguageModel, MicroBatch, Targets, TokenRows};
+use model::{DeepSeek, Documents, Gpt2, LanguageModel, MicroBatch, MtpBatch, Targets, TokenRows};
 use moe::MoeConfig;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -67,10 +66,7 @@ fn documents_in_one_row_equal_transformers() {
         let (tokens, batch) = in_one_row(ints(&expected, "tokens", &device), &ContextParallel::default());
         let targets = in_one_row(ints(&expected, "targets", &device), &ContextParallel::default()).0;
         let pretrained = common::load(&path);
-        let model: &dyn LanguageModel = match &pretrained {
-            Pretrained::Gpt2(_, model) => model,
-            Pretrained::DeepSeek(_, _, model) => model,
-        };
+        let model: &dyn LanguageModel = &*pretrained;
         let logits = model.head(model.hidden_of(tokens.clone(), &batch));
         assert_close(name, &floats_of(logits), &floats(&expected, "logits"), LOGITS);
         train_as_transformers(pretrained, &path, &expected, |model| {
@@ -101,11 +97,11 @@ fn train_as_transformers(
         assert_close("loss", &floats_of(loss.clone()), &floats(expected, "loss"), LOGITS);
         loss
     };
-    match pretrained {
-        Pretrained::Gpt2(config, model) => {
+    match Loaded::from(pretrained) {
+        Loaded::Gpt2(config, model) => {
             compare_gradients(model, gradients(Gpt2::new(&config, &device), path), |model| loss(model));
         }
-        Pretrained::DeepSeek(config, moe, model) => {
+        Loaded::DeepSeek(config, moe, model) => {
             // The selection bias has no gradient, so the model that holds the expected gradients omits it.
             let moe = MoeConfig { selection_bias: false, ..moe };
             compare_gradients(model, gradients(DeepSeek::new(&config, &moe, &device), path), |model| loss(model));
@@ -124,7 +120,7 @@ fn multi_token_prediction_of_one_and_two_modules() {
         let expected = SafeTensors::deserialize(&file).unwrap();
         let (tokens, targets) = (ints(&expected, "tokens", &device), ints(&expected, "targets", &device));
         let rows = |tokens: &Tensor<2, Int>| tokens.clone().into_data().iter::<i32>().collect::<Vec<_>>();
-        let Pretrained::DeepSeek(config, moe, model) = common::load(&path) else { unreachable!("{name}") };
+        let Loaded::DeepSeek(config, moe, model) = common::load(&path).into() else { unreachable!("{name}") };
         let (depth, t) = (config.mtp_depth, tokens.dims()[1]);
         let rows = TokenRows {
             inputs: &rows(&tokens),

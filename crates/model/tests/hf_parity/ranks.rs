@@ -1,12 +1,11 @@
 //! Parity with transformers for models sharded over ranks: heads, columns and rows.
 
-use super::common::{load, reference};
+use super::common::{Loaded, load, reference};
 use super::{Collect, GRADIENTS, LOGITS, Track, assert_close, floats, floats_of, gradients, ints};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
-use comm::{CommError, Communicator, ContextParallel, Reduce, SequenceRanks, TensorParallel, run_ranks};
-use model::hf::Pretrained;
-use model::{DeepSeek, Gpt2, MicroBatch, Parallel, Targets, cut};
+use comm::{CommError, Communicator, ContextParallel, Cut, Reduce, SequenceRanks, TensorParallel, run_ranks};
+use model::{DeepSeek, Gpt2, MicroBatch, Parallel, Sharding, Targets};
 use moe::MoeConfig;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -59,9 +58,15 @@ fn equals_transformers(name: &str, comm: &Communicator, tp: usize, in_one_row: b
         if in_one_row { super::in_one_row(tokens, cp) } else { (cp.own(tokens, 1), MicroBatch::default()) }
     };
     let ((tokens, batch), (targets, _)) = (own("tokens"), own("targets"));
-    let sums = Sums { world: comm.clone(), context };
-    match load(&path) {
-        Pretrained::Gpt2(config, model) => {
+    let pretrained = load(&path);
+    let parameters = pretrained.config.family(pretrained.moe.as_ref()).parameters().into_iter();
+    let cuts = parameters.filter_map(|parameter| match parameter.sharding {
+        Sharding::Tensor(cut) => Some((parameter.name, cut)),
+        Sharding::Replicated | Sharding::Experts => None,
+    });
+    let sums = Sums { world: comm.clone(), context, cuts: cuts.collect() };
+    match Loaded::from(pretrained) {
+        Loaded::Gpt2(config, model) => {
             let expected_gradients = gradients(Gpt2::new(&config, &device), &path);
             compare(&parallel, &sums, model, expected_gradients, &floats(&expected, "loss"), |model, parallel| {
                 let x = model.ends.embed(tokens.clone(), &batch, parallel);
@@ -69,7 +74,7 @@ fn equals_transformers(name: &str, comm: &Communicator, tp: usize, in_one_row: b
                 model.ends.losses(x, Targets::all(targets.clone()), 0.0, parallel).cross_entropy
             })
         }
-        Pretrained::DeepSeek(config, moe, model) => {
+        Loaded::DeepSeek(config, moe, model) => {
             let without_bias = MoeConfig { selection_bias: false, ..moe };
             let expected_gradients = gradients(DeepSeek::new(&config, &without_bias, &device), &path);
             compare(&parallel, &sums, model, expected_gradients, &floats(&expected, "loss"), |model, parallel| {
@@ -86,6 +91,8 @@ fn equals_transformers(name: &str, comm: &Communicator, tp: usize, in_one_row: b
 struct Sums {
     world: Communicator,
     context: Communicator,
+    /// How tensor-parallel ranks split parameters.
+    cuts: BTreeMap<String, Cut>,
 }
 
 fn compare<M: Module>(
@@ -97,7 +104,7 @@ fn compare<M: Module>(
     loss: impl Fn(&M, &Parallel) -> Tensor<1>,
 ) -> Result<(), CommError> {
     let tp = &parallel.sequences.tp;
-    let part = |module: M| module.map(&mut Part { path: vec![], tp: tp.clone() });
+    let part = |module: M| module.map(&mut Part { path: vec![], tp: tp.clone(), cuts: &sums.cuts });
     let (model, expected_gradients) = (part(model).map(&mut Track), part(expected_gradients));
     // Each context-parallel rank's loss is a mean over the same number of rows.
     let loss = loss(&model, parallel) / sums.context.world_size() as f64;
@@ -116,7 +123,7 @@ fn compare<M: Module>(
     expected_gradients.visit(&mut expected);
     let found: BTreeMap<String, Vec<f32>> = found.values;
     for (path, values) in found {
-        let of = if cut(&path).is_some() { &sums.context } else { &sums.world };
+        let of = if sums.cuts.contains_key(&path) { &sums.context } else { &sums.world };
         let values = sum(of, values)?;
         let Some(expected) = expected.values.get(&path) else {
             assert!(path.ends_with("router.bias"), "without reference: {path}");
@@ -129,12 +136,13 @@ fn compare<M: Module>(
 }
 
 /// Reduces each parameter to a rank's shard.
-struct Part {
+struct Part<'a> {
     path: Vec<String>,
     tp: TensorParallel,
+    cuts: &'a BTreeMap<String, Cut>,
 }
 
-impl ModuleMapper for Part {
+impl ModuleMapper for Part<'_> {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.push(name.into());
     }
@@ -144,7 +152,7 @@ impl ModuleMapper for Part {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(cut) = cut(&self.path.join(".")) else { return param };
+        let Some(cut) = self.cuts.get(&self.path.join(".")) else { return param };
         let (whole, width) = (param.val(), param.dims()[cut.dim] / cut.blocks);
         let mine = self.tp.part(width);
         let of_block =

@@ -8,13 +8,13 @@ use crate::commands::at_least_1;
 use crate::device;
 use crate::error::TrainError;
 use crate::saved::{Saved, SavedError};
-use crate::units::Whole;
 use crate::words::count;
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
 use comm::SequenceRanks;
 use data::{DataError, Dataset, Decoder, OpenOptions, Prepared, Split, Tokenizer, TokenizerSpec};
 use indicatif::{ProgressBar, ProgressStyle};
+use model::AnyModel;
 use serde::Serialize;
 use std::f64::consts::LN_2;
 use std::io;
@@ -219,7 +219,7 @@ struct Measured {
 
 fn measure(
     saved: &Saved,
-    model: &Whole,
+    model: &AnyModel,
     Text { prepared, dataset, .. }: &Text,
     (seq_len, batch): (usize, usize),
     device: &Device,

@@ -2,14 +2,13 @@
 
 use crate::cli::say;
 use crate::commands::{NotNew, at_least_1, check_new, check_new_file};
-use crate::config::ModelConfig;
 use crate::error::TrainError;
 use crate::saved::{Saved, SavedError};
 use crate::whole_file::write_safetensors;
 use crate::words::{count, human, human_count};
 use checkpoint::Kind;
 use clap::{Args, ValueEnum};
-use model::hf::{self, Dtype, ExportModel, ExportOptions, HfError};
+use model::hf::{self, Dtype, ExportOptions, HfError};
 use safetensors::tensor::{Dtype as SafeDtype, View};
 use serde_json::Value;
 use std::borrow::Cow;
@@ -76,11 +75,6 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
 }
 
 fn huggingface(args: &ExportArgs, saved: &Saved, folder: &Path) -> Result<(), ExportError> {
-    let moe = saved.config.moe.clone().unwrap_or_default();
-    let model = match &saved.config.model {
-        ModelConfig::Gpt2(shape) => ExportModel::Gpt2(shape),
-        ModelConfig::DeepSeek(shape) => ExportModel::DeepSeek(shape, &moe),
-    };
     let dtype = match args.dtype {
         DtypeArg::Fp32 => Dtype::F32,
         DtypeArg::Bf16 => Dtype::BF16,
@@ -90,7 +84,7 @@ fn huggingface(args: &ExportArgs, saved: &Saved, folder: &Path) -> Result<(), Ex
     let (begin_of_text, end_of_text) = ends_of_text(saved, &tokenizer);
     let max_shard_bytes = args.max_shard_bytes as u64;
     let options = ExportOptions { dtype, max_shard_bytes, end_of_text, begin_of_text, tokenizer: &tokenizer };
-    let summary = hf::export(folder, model, &options, |path| saved.parameter(path))?;
+    let summary = hf::export(folder, &*saved.config.family(), &options, |path| saved.parameter(path))?;
     let own = saved.checkpoint.index().parameters.iter().map(|one| one.shape.iter().product::<usize>()).sum();
     let more = match summary.parameters.saturating_sub(own) {
         0 => String::new(),

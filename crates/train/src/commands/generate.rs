@@ -9,7 +9,6 @@ use crate::device;
 use crate::error::TrainError;
 use crate::saved::{self, Saved, SavedError};
 use crate::terminal::shown;
-use crate::units::Whole;
 use crate::words::count;
 use clap::Args;
 use continued::Continued;
@@ -149,8 +148,8 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
         // Stops if the reader is gone.
         if streams && !print(text.take()) { ControlFlow::Break(()) } else { flow }
     };
-    let (tokens, drafts) = match &model {
-        Whole::DeepSeek(model) if args.speculative => {
+    let (tokens, drafts) = match model.predicts_ahead() {
+        Some(model) if args.speculative => {
             let (tokens, drafts) = generate_speculative(model, &prompts, &how, &device, &mut on_token)?;
             (tokens, Some(drafts))
         }

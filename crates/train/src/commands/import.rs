@@ -2,11 +2,11 @@
 
 use crate::cli::say;
 use crate::commands::{HfFolderError, NotNew, check_new, open_hf};
-use crate::config::{Config, LrSchedule, ModelConfig, OptimConfig};
+use crate::config::{Config, LrSchedule, OptimConfig};
 use crate::error::TrainError;
 use crate::run_folder::{CONFIG, RunFolder};
 use crate::words::{count, human_count};
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 use checkpoint::{CheckpointError, Folder as Checkpoints, Index, Kind, Piece, Values, Written, write_rank};
 use clap::Args;
@@ -55,16 +55,9 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
     let run = RunFolder::at(&args.out);
     let mut config = for_fine_tuning();
     let mut pieces = Pieces::default();
-    match Pretrained::load(&folder, &Device::flex())? {
-        Pretrained::Gpt2(shape, model) => {
-            model.visit(&mut pieces);
-            config.model = ModelConfig::Gpt2(shape);
-        }
-        Pretrained::DeepSeek(shape, moe, model) => {
-            model.visit(&mut pieces);
-            (config.model, config.moe) = (ModelConfig::DeepSeek(shape), Some(moe));
-        }
-    }
+    let pretrained = Pretrained::load(&folder, &Device::flex())?;
+    pretrained.model.visit(&mut pieces);
+    (config.model, config.moe) = (pretrained.config, pretrained.moe);
     config.train.seq_len = config.model.context().1.min(MAX_SEQ_LEN);
     let tokenizer = folder.tokenizer_files()?;
     if tokenizer.iter().any(|(name, _)| name == "tokenizer.json") {

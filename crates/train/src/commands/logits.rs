@@ -47,7 +47,7 @@ pub fn run(args: &LogitsArgs) -> Result<(), LogitsError> {
     check_new_file(&args.out, "--out")?;
     check_out(&args.out).map_err(|source| LogitsError::Write { path: args.out.clone(), source })?;
     let model = Pretrained::load(&open_hf(&args.hf)?, &device)?;
-    let (b, t, vocab) = (sequences.len(), sequences[0].len(), model.vocab_size());
+    let (b, t, vocab) = (sequences.len(), sequences[0].len(), model.config.vocab_size());
     if t > model.context() {
         return Err(LogitsError::Tokens(format!(
             "{t} tokens are more than the model's context of {}",

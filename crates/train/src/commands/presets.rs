@@ -4,7 +4,6 @@ use crate::cli::say;
 use crate::config::{Config, ConfigError, PRESETS, Preset, Source};
 use crate::run::set_vocabulary;
 use crate::terminal;
-use crate::units::parameter_count;
 use crate::words::{human, wrapped};
 use clap::Args;
 
@@ -18,7 +17,7 @@ pub fn run(_: &PresetsArgs) -> Result<(), ConfigError> {
         let mut config = Config::load(Source::Preset(preset.name), &[])?;
         // A preset without a vocabulary takes the tokenizer's; the byte tokenizer's size is known without a corpus.
         set_vocabulary(&mut config, Some(data::Tokenizer::byte().vocab_size()))?;
-        say(&format!("{:<18}{:>10}  {}", preset.name, human(parameter_count(&config)), preset.about));
+        say(&format!("{:<18}{:>10}  {}", preset.name, human(config.parameter_count()), preset.about));
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 use yaml_serde::{Mapping, Value};
 
 use super::schema::{self, of_key, types, variants};
-use super::{Config, ModelConfig, MoeConfig, check};
+use super::{Config, ModelConfig, check};
 
 /// Maximum width of a comment line.
 const WIDTH: usize = 110;
@@ -21,19 +21,22 @@ impl Config {
     }
 }
 
-/// The Markdown reference: all keys of both models at their defaults, as headings and code blocks.
+/// The Markdown reference: all keys at their defaults, as headings and code blocks. The `model` section of each family
+/// stands in its own block.
 pub fn reference() -> String {
-    let gpt2 = Config::default();
-    let deepseek = ModelConfig::DeepSeek(Default::default());
-    let deepseek = Config { model: deepseek, moe: Some(MoeConfig::default()), ..Config::default() };
     let block = |heading: &str, yaml: &str| format!("## {heading}\n\n```yaml\n{yaml}```\n");
-    let of_gpt2 = sections(&gpt2).into_iter().filter(|(name, _)| name == "model");
-    let gpt2 = of_gpt2.map(|(name, yaml)| block(&format!("`{name}` of type gpt2"), &yaml));
-    let deepseek = sections(&deepseek).into_iter().map(|(name, yaml)| match &name[..] {
-        "model" => block("`model` of type deepseek", &yaml),
+    let mut families =
+        ModelConfig::families().into_iter().map(|(model, moe)| Config { model, moe, ..Config::default() });
+    let last = families.next_back().expect("there are families");
+    let of_model = |config: Config| {
+        let yaml = sections(&config).into_iter().find(|(name, _)| name == "model").map(|(_, yaml)| yaml);
+        block(&format!("`model` of type {}", config.model.type_name()), &yaml.expect("a configuration has a model"))
+    };
+    let sections = sections(&last).into_iter().map(|(name, yaml)| match &name[..] {
+        "model" => block(&format!("`model` of type {}", last.model.type_name()), &yaml),
         name => block(&format!("`{name}`"), &yaml),
     });
-    gpt2.chain(deepseek).collect::<Vec<_>>().join("\n")
+    families.map(of_model).chain(sections).collect::<Vec<_>>().join("\n")
 }
 
 /// Each section's name and YAML.
@@ -47,6 +50,11 @@ fn sections(config: &Config) -> Vec<(String, String)> {
         (name.to_string(), page.entry(0, name, value, &defaults[name], of_key(&schema, name, model_type)))
     };
     values.iter().map(section).collect()
+}
+
+/// Whether models of this type can have experts.
+fn has_experts(model_type: &str) -> bool {
+    ModelConfig::families().iter().any(|(model, moe)| model.type_name() == model_type && moe.is_some())
 }
 
 struct Page<'a> {
@@ -79,7 +87,7 @@ impl Page<'_> {
         };
         text += &format!("{line:<BESIDE$} # {may_be}{default}\n");
         // GPT-2 has no experts.
-        if let Some(section) = section.filter(|_| name != "moe" || self.model_type != ModelConfig::TYPES[0]) {
+        if let Some(section) = section.filter(|_| name != "moe" || has_experts(self.model_type)) {
             let inner = self.entries(2, section, &Value::Mapping(section.clone()), schema);
             text += &inner.lines().map(|line| format!("{margin}# {line}\n")).collect::<String>();
         }

@@ -10,6 +10,7 @@ mod data_source;
 mod describe;
 mod differences;
 mod error;
+mod family;
 mod length;
 mod load;
 mod parallel;
@@ -23,7 +24,6 @@ mod tests;
 mod validate;
 
 use comm::Timeouts;
-use model::{DeepSeekConfig, Gpt2Config};
 use moe::MoeConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -37,6 +37,7 @@ pub use describe::reference;
 pub use error::ConfigError;
 pub use load::Source;
 pub(crate) use load::is_overridden;
+pub use model::ModelConfig;
 pub use parallel::ParallelConfig;
 pub use precision::{ParamType, PrecisionConfig};
 pub(crate) use presets::preset_meant;
@@ -68,102 +69,6 @@ pub struct Config {
     pub checkpoint: CheckpointConfig,
     /// What is logged during the run.
     pub metrics: MetricsConfig,
-}
-
-impl Config {
-    /// A short description of the model.
-    pub fn describe_model(&self) -> String {
-        let name = self.preset.as_deref().unwrap_or(self.model.type_name());
-        let (layers, width) = match &self.model {
-            ModelConfig::Gpt2(shape) => (shape.n_layer, shape.n_embd),
-            ModelConfig::DeepSeek(shape) => (shape.num_hidden_layers, shape.hidden_size),
-        };
-        let experts = self.expert_layers().map_or(String::new(), |(_, experts)| format!(", {experts} experts"));
-        let mtp = match self.model.mtp_depth() {
-            0 => String::new(),
-            depth => format!(", {depth} of multi-token prediction"),
-        };
-        format!("{name} ({layers} layers of width {width}{experts}{mtp})")
-    }
-
-    /// The blocks that have experts, and the number of experts per block; `None` for a model without experts.
-    /// Multi-token prediction blocks are numbered after the model's own.
-    pub fn expert_layers(&self) -> Option<(Vec<usize>, usize)> {
-        let ModelConfig::DeepSeek(shape) = &self.model else { return None };
-        let layers: Vec<usize> = (shape.first_k_dense_replace..shape.num_layers()).collect();
-        let experts = self.moe.as_ref()?.num_experts;
-        (!layers.is_empty()).then_some((layers, experts))
-    }
-}
-
-/// A model's shape; `type` in the `model` section selects the family.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "type", rename_all = "lowercase")]
-pub enum ModelConfig {
-    /// GPT-2.
-    Gpt2(Gpt2Config),
-    /// DeepSeek-V2/V3: latent attention and experts.
-    DeepSeek(DeepSeekConfig),
-}
-
-impl ModelConfig {
-    /// The values of `type`.
-    pub const TYPES: [&str; 2] = ["gpt2", "deepseek"];
-
-    /// The model's entry in [`TYPES`](Self::TYPES).
-    pub fn type_name(&self) -> &'static str {
-        match self {
-            Self::Gpt2(_) => Self::TYPES[0],
-            Self::DeepSeek(_) => Self::TYPES[1],
-        }
-    }
-
-    /// Number of blocks, not counting embedding and head.
-    pub fn blocks(&self) -> usize {
-        match self {
-            Self::Gpt2(shape) => shape.n_layer,
-            Self::DeepSeek(shape) => shape.num_hidden_layers,
-        }
-    }
-
-    /// Number of multi-token prediction modules.
-    pub fn mtp_depth(&self) -> usize {
-        match self {
-            Self::Gpt2(_) => 0,
-            Self::DeepSeek(shape) => shape.mtp_depth,
-        }
-    }
-
-    /// Number of calls after the blocks: the head, or with multi-token prediction its norm, the embedding, the modules,
-    /// and the output matrix.
-    pub(crate) fn calls_behind_blocks(&self) -> usize {
-        match self.mtp_depth() {
-            0 => 1,
-            depth => depth + 3,
-        }
-    }
-
-    /// Tokens in the vocabulary; 0 until the data determines it.
-    pub fn vocab_size(&self) -> usize {
-        match self {
-            Self::Gpt2(shape) => shape.vocab_size,
-            Self::DeepSeek(shape) => shape.vocab_size,
-        }
-    }
-
-    /// The key that sets the longest context, and its value in tokens.
-    pub fn context(&self) -> (&'static str, usize) {
-        match self {
-            Self::Gpt2(shape) => ("model.n_positions", shape.n_positions),
-            Self::DeepSeek(shape) => ("model.max_position_embeddings", shape.max_position_embeddings),
-        }
-    }
-}
-
-impl Default for ModelConfig {
-    fn default() -> Self {
-        Self::Gpt2(Gpt2Config::default())
-    }
 }
 
 /// Length of the run, batch sizes, validation and samples.

@@ -1,7 +1,6 @@
 //! The distribution of a run over ranks.
 
 use super::{AdaptedKey, Adaptive, Config, PrecisionConfig};
-use crate::flops;
 use crate::words::count;
 use comm::SequenceRanks;
 use fsdp::{ActivationCheckpointing, AdamW, FsdpConfig, PipelineConfig, Prefetch, Schedule, Strategy, Wrap};
@@ -213,7 +212,7 @@ impl Config {
     /// after the blocks are in the last chunk, because activations between chunks are as wide as the model.
     fn calls_of_chunks(&self) -> Vec<usize> {
         let chunks = self.parallel.pp * self.parallel.virtual_stages();
-        let behind = self.model.calls_behind_blocks();
+        let behind = self.family().calls_after_blocks();
         match &self.parallel.stages {
             _ if self.parallel.pp == 1 => vec![],
             Some(blocks) => {
@@ -224,7 +223,8 @@ impl Config {
                 calls
             }
             None => {
-                let mut flops = flops::per_call(self);
+                let t = self.train.seq_len as f64;
+                let mut flops: Vec<f64> = self.family().flops().iter().map(|call| call.per_token(t)).collect();
                 let last = flops.split_off(flops.len() - behind).iter().sum();
                 flops.push(last);
                 let mut calls = deal(&flops, chunks);

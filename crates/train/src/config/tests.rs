@@ -6,6 +6,7 @@ mod length;
 mod numbers;
 mod pages;
 
+use model::Gpt2Config;
 use std::fs;
 use std::path::{Path, PathBuf};
 

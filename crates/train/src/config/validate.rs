@@ -5,7 +5,7 @@ mod nearest;
 #[cfg(test)]
 mod tests;
 
-use super::{Config, ConfigError, LrSchedule, ModelConfig, preset};
+use super::{Config, ConfigError, LrSchedule, preset};
 use crate::device;
 use crate::learning_rate::learning_rate;
 use crate::words::count;
@@ -120,37 +120,7 @@ impl Config {
     }
 
     fn validate_model(&self) -> Result<(), ConfigError> {
-        // A vocabulary of 0 stands for the tokenizer's, which is not known yet.
-        match &self.model {
-            ModelConfig::Gpt2(shape) => {
-                let mut shape = shape.clone();
-                shape.vocab_size = shape.vocab_size.max(1);
-                shape.validate().map_err(ConfigError::Invalid)?;
-                require(self.moe.is_none(), || {
-                    "there is a `moe` section, but model.type gpt2 has no experts: remove it, or take deepseek".into()
-                })
-            }
-            ModelConfig::DeepSeek(shape) => {
-                let mut shape = shape.clone();
-                shape.vocab_size = shape.vocab_size.max(1);
-                shape.validate().map_err(ConfigError::Invalid)?;
-                let (dense, layers) = (shape.first_k_dense_replace, shape.num_layers());
-                require(dense <= layers, || {
-                    format!(
-                        "model.first_k_dense_replace is {dense} of {layers} layers: give at most as many as there are"
-                    )
-                })?;
-                let modules = if shape.mtp_depth > 0 { ", those of model.mtp_depth among them," } else { "" };
-                require(self.moe.is_some() || dense >= layers, || {
-                    format!(
-                        "model.first_k_dense_replace is {dense} of {layers} layers{modules} and the others have experts, but \
-                         there is no `moe` section: add one (`moe: {{num_experts: 8}}`), or make all dense (--set \
-                         model.first_k_dense_replace={layers})"
-                    )
-                })?;
-                self.moe.as_ref().map_or(Ok(()), |moe| moe.validate().map_err(ConfigError::Invalid))
-            }
-        }
+        self.family().validate().map_err(ConfigError::Invalid)
     }
 
     fn validate_batches(&self) -> Result<(), ConfigError> {

@@ -1,15 +1,14 @@
 //! Metered traffic per axis and resident memory match the layout table to the byte.
 
 use super::{LayoutTable, shares};
-use crate::batch::{Batch, BatchMaker};
+use crate::batch::BatchMaker;
 use crate::config::{Config, Source};
-use crate::expert_loads::ExpertLoads;
 use crate::run::set_vocabulary;
-use crate::units::{parallel, units};
+use crate::units::units;
 use burn::tensor::Device;
 use comm::{TrafficTable, run_ranks};
 use fsdp::{Category, Fsdp, FsdpError, Share};
-use model::RunPlace;
+use model::{Batch, ExpertLoads, Parallel, RunPlace};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -55,7 +54,7 @@ fn config(preset: &str, settings: &[&str]) -> Config {
 fn metered(config: &Config) -> Vec<(Received, usize)> {
     let config = config.clone();
     run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
-        let (loads, parallel) = (ExpertLoads::new(&config), parallel(&config.fsdp(), &comm)?);
+        let (loads, parallel) = (ExpertLoads::new(config.moe.as_ref()), Parallel::new(&config.fsdp(), &comm)?);
         let device = Device::flex();
         let maker = BatchMaker::new(&config, None, parallel.sequences.clone(), &device);
         let (units, _) = units(&config, &loads, &parallel, &device);

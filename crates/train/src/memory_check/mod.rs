@@ -8,7 +8,6 @@
 //! Resident state is exact; activations are estimated from what each operation keeps. docs/memory.md compares both with
 //! measurements.
 
-mod activations;
 mod advice;
 mod available;
 mod estimate;
@@ -22,7 +21,6 @@ mod vulkan;
 use crate::config::Config;
 use crate::device::Devices;
 use crate::launch::Launch;
-use crate::units::parameter_count;
 use advice::Patient;
 use available::Available;
 pub(crate) use estimate::Estimate;
@@ -51,7 +49,7 @@ pub(crate) fn check(
 
 /// Rejects a model whose fp32 parameters do not fit into CPU memory.
 pub(crate) fn check_model(config: &Config) -> Result<(), String> {
-    let needed = parameter_count(config) as f64 * size_of::<f32>() as f64;
+    let needed = config.parameter_count() as f64 * size_of::<f32>() as f64;
     match available::of_host().filter(|has| needed > has.bytes as f64) {
         Some(has) => {
             Err(format!("the model needs {} of memory, and {} {}", gb(needed), has.source, gb(has.bytes as f64)))

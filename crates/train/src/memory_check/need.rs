@@ -1,14 +1,13 @@
 //! The memory need of a run, row by row.
 
-use super::activations;
 use super::rows::{Row, Rows};
-use crate::config::{Config, ModelConfig};
+use crate::config::Config;
 use crate::device;
-use crate::expert_loads::ExpertLoads;
 use crate::units::units;
+use crate::workload::workload;
 use burn::tensor::Device;
 use fsdp::{Category, FloatType, Forecast, ForecastRun, Strategy};
-use model::Parallel;
+use model::{ExpertLoads, Parallel};
 
 /// Placement of a run's ranks on a machine: how many, and on how many devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,9 +80,9 @@ pub fn micro_batches(config: &Config) -> (usize, usize) {
 
 /// Forecasts a rank's memory from shapes alone.
 pub fn forecast(config: &Config, rank: usize) -> Forecast {
-    let (units, _) = units(config, &ExpertLoads::new(config), &Parallel::default(), &Device::flex());
-    let (sequences, micro_batches) = micro_batches(config);
-    let calls = activations::calls(config, sequences);
+    let (units, _) = units(config, &ExpertLoads::new(config.moe.as_ref()), &Parallel::default(), &Device::flex());
+    let micro_batches = config.micro_batches();
+    let calls = config.family().memory(&workload(config, rank));
     let run =
         ForecastRun { world_size: config.parallel.gpus, rank, micro_batches, calls: &calls, on_cpu: on_cpu(config) };
     units.forecast(&config.fsdp(), run).expect("the configuration is validated")
@@ -123,23 +122,16 @@ fn of_a_device(config: &Config, machine: Machine) -> Vec<Rows> {
 fn of_rank(config: &Config, rank: usize) -> Rows {
     let with_blocks = |count| {
         let mut config = config.clone();
-        *blocks(&mut config) = count;
+        config.model.set_blocks(count);
         rows(&config, rank)
     };
-    let count = *blocks(&mut config.clone());
+    let count = config.model.blocks();
     // A stage's memory does not grow linearly with the blocks like a whole model's.
     if count <= BLOCKS || config.parallel.pp > 1 {
         return with_blocks(count);
     }
     let times = (count - BLOCKS) as f64 / (BLOCKS / 2) as f64;
     with_blocks(BLOCKS / 2).with(with_blocks(BLOCKS), |half, full| full + (full - half) * times)
-}
-
-fn blocks(config: &mut Config) -> &mut usize {
-    match &mut config.model {
-        ModelConfig::Gpt2(shape) => &mut shape.n_layer,
-        ModelConfig::DeepSeek(shape) => &mut shape.num_hidden_layers,
-    }
 }
 
 fn rows(config: &Config, rank: usize) -> Rows {

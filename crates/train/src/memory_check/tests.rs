@@ -1,11 +1,13 @@
 //! Tests of the memory check: closed forms, advice, and measurements of real runs.
 
 use super::available::Available;
-use super::need::{Machine, Pool, forecast, micro_batches, of_run, of_whole_model};
+use super::need::{Machine, Pool, forecast, of_run, of_whole_model};
 use super::rows::Row;
-use super::{activations, gb, judge, judge_sample};
+use super::{gb, judge, judge_sample};
 use crate::config::{Config, ModelConfig, Source};
+use crate::workload::workload;
 use crate::{Place, train};
+use model::Workload;
 use serde_json::Value;
 use std::fs;
 
@@ -152,7 +154,7 @@ fn experts_over_ranks_are_counted_with_the_load_that_one_rank_may_get() {
     let of = |overrides: &[&str]| {
         let common = ["parallel.gpus=4", "parallel.ep=4", "moe.capacity_factor=null"];
         let config = config("deepseek", &[&common[..], overrides].concat());
-        activations::calls(&config, 2)[1].graph as f64
+        config.family().memory(&Workload { sequences: 2, ..workload(&config, 0) })[1].graph as f64
     };
     let (even, preset) = (of(&["moe.max_rank_load=1"]), of(&[]));
     // 2 sequences of 128 tokens with 2 experts each: x, gate, up, product and y, all 128 wide, in fp32.
@@ -381,7 +383,7 @@ fn a_run_measures_what_was_estimated() {
         assert!(
             (expected / least..=expected * most + threads * WORKSPACE).contains(&found),
             "{overrides:?}: {found} bytes of activations, {expected} estimated for {:?}",
-            activations::calls(&config, micro_batches(&config).0)
+            config.family().memory(&workload(&config, 0))
         );
     }
 }

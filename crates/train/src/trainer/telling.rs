@@ -5,7 +5,6 @@ use crate::batch::RowCounts;
 use crate::config::Config;
 use crate::device;
 use crate::error::TrainError;
-use crate::expert_loads;
 use crate::layout::LayoutTable;
 use crate::machine::{self, Machine};
 use crate::metrics::{ExpertMetrics, ProcessMetrics, StageMetrics, StageSeconds, StepMetrics, UsageMetrics};
@@ -13,7 +12,6 @@ use crate::overview;
 use crate::recorder::Recorder;
 use crate::resume::Resume;
 use crate::run_folder::RunFolder;
-use crate::units::parameter_count;
 use crate::words::{count, human};
 use fsdp::StepReport;
 use std::time::Duration;
@@ -91,7 +89,7 @@ impl Trainer<'_> {
         self.recorder.usage(&usage, tell)?;
         self.report_stages(step, tell)?;
         let Some((layers, experts)) = self.job.config.expert_layers() else { return Ok(()) };
-        let loads = expert_loads::layer_loads(&self.load_sums, &layers, experts);
+        let loads = model::layer_loads(&self.load_sums, &layers, experts);
         self.recorder.experts(&ExpertMetrics::new(step, loads), tell)
     }
 
@@ -162,7 +160,7 @@ fn process(job: &Job, micro_batch_size: usize) -> ProcessMetrics<'_> {
         train_tokens: job.dataset.train_tokens(),
         val_tokens: job.dataset.val_tokens(),
         bytes_per_token: job.data.meta.as_ref().map(|meta| meta.text_bytes as f64 / meta.tokens as f64),
-        parameters: parameter_count(&job.config),
+        parameters: job.config.parameter_count(),
         global_batch_size: train.global_batch_size,
         micro_batch_size,
         seq_len: train.seq_len,

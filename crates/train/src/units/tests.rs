@@ -5,9 +5,9 @@ use crate::batch::{BatchMaker, RowCounts};
 use crate::config::Source;
 use crate::run::set_vocabulary;
 use burn::module::{ModuleVisitor, Param};
-use burn::tensor::{Int, TensorData};
+use burn::tensor::{Int, Tensor, TensorData};
 use comm::run_ranks;
-use fsdp::AdamW;
+use fsdp::{AdamW, FsdpConfig};
 use model::RunPlace;
 use std::ops::Range;
 use std::time::Duration;
@@ -89,7 +89,7 @@ fn moves(config: &Config) -> Moves {
     let of_ranks = run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
         let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
         let of_fsdp = FsdpConfig { adamw, ..config.fsdp() };
-        let (loads, parallel) = (ExpertLoads::new(&config), parallel(&of_fsdp, &comm)?);
+        let (loads, parallel) = (ExpertLoads::new(config.moe.as_ref()), Parallel::new(&of_fsdp, &comm)?);
         // One of the tokens ends a document.
         let maker = BatchMaker::new(&config, Some(4), parallel.sequences.clone(), &Device::flex());
         let (units, parts) = units(&config, &loads, &parallel, &Device::flex());
@@ -100,10 +100,7 @@ fn moves(config: &Config) -> Moves {
         let weights: Vec<f64> = mine.iter().map(|rows| rows.len() as f64).collect();
         let parameters = |fsdp: &Fsdp<Batch>| {
             let mut flat = Flat(vec![]);
-            match parts.gather(&config, fsdp, true, &Device::flex())?.expect("it is kept") {
-                Whole::Gpt2(model) => model.visit(&mut flat),
-                Whole::DeepSeek(model) => model.visit(&mut flat),
-            }
+            parts.gather(fsdp, true, &Device::flex())?.expect("it is kept").visit(&mut flat);
             Ok::<_, FsdpError>(flat.0)
         };
         let (mut before, mut moves, mut numbers) = (parameters(&fsdp)?, vec![], vec![]);
@@ -275,11 +272,11 @@ fn every_gradient_of_padded_rows_is_one_ranks() {
 fn the_loss_of_documents_apart_is_the_mean_over_what_each_predicts() {
     let config = config("gpt2", &[GPT2, &["model.dropout=0", "data.document_mask=true"]]);
     let of_ranks = run_ranks(vec![Device::flex()], Duration::from_secs(60), move |comm| {
-        let (loads, parallel) = (ExpertLoads::new(&config), Parallel::default());
+        let (loads, parallel) = (ExpertLoads::new(config.moe.as_ref()), Parallel::default());
         let maker = BatchMaker::new(&config, Some(4), parallel.sequences.clone(), &Device::flex());
         let (units, parts) = units(&config, &loads, &parallel, &Device::flex());
         let mut fsdp = Fsdp::new(units, comm, config.fsdp())?;
-        let model = parts.gather(&config, &fsdp, true, &Device::flex())?.expect("it is kept");
+        let model = parts.gather(&fsdp, true, &Device::flex())?.expect("it is kept");
         let (mut nats, mut labels) = (0.0, 0.0);
         for data::Batch { inputs, targets, .. } in MICRO_BATCHES.iter().map(|rows| tokens(rows, 0, T)) {
             for (inputs, targets) in inputs.chunks(T).zip(targets.chunks(T)) {
@@ -328,7 +325,7 @@ fn received(config: &Config) -> [u64; 3] {
     let config = config.clone();
     let of_ranks = run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
         let of_fsdp = config.fsdp();
-        let (loads, parallel) = (ExpertLoads::new(&config), parallel(&of_fsdp, &comm)?);
+        let (loads, parallel) = (ExpertLoads::new(config.moe.as_ref()), Parallel::new(&of_fsdp, &comm)?);
         let maker = BatchMaker::new(&config, Some(4), parallel.sequences.clone(), &Device::flex());
         let (units, _) = units(&config, &loads, &parallel, &Device::flex());
         let mut fsdp = Fsdp::new(units, comm, of_fsdp)?;

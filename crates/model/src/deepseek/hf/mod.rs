@@ -3,22 +3,73 @@
 mod export;
 mod import;
 
-pub(super) use export::{absent_shared_experts, to_json};
-pub(super) use import::{check_copies, config};
+pub(crate) use import::config;
 
-use super::Source;
+use super::DeepSeekFamily;
+use crate::family::{Family, HuggingFace};
+use crate::hf::{Folder, HfError, Source};
+use crate::{DeepSeekConfig, ParameterSpec};
+use export::{absent_shared_experts, to_json};
+use import::check_copies;
+use moe::{MoeConfig, ScoreFunc};
+use serde_json::Value;
 
 /// Tensors that a multi-token prediction module has in addition to its parameters, with the originals they copy.
-pub(super) const COPIES: [(&str, &str); 2] =
+const COPIES: [(&str, &str); 2] =
     [("embed_tokens.weight", "model.embed_tokens.weight"), ("shared_head.head.weight", "lm_head.weight")];
 
 /// The layer name of multi-token prediction module `k` in a model with `layers` layers.
-pub(super) fn mtp_layer(layers: usize, k: usize) -> String {
+fn mtp_layer(layers: usize, k: usize) -> String {
     format!("model.layers.{}", layers + k)
 }
 
+/// A DeepSeek in Hugging Face's format.
+pub(super) struct DeepSeekFolder<'a> {
+    pub shape: &'a DeepSeekConfig,
+    pub moe: &'a MoeConfig,
+}
+
+impl HuggingFace for DeepSeekFolder<'_> {
+    fn config(&self) -> Result<Value, HfError> {
+        to_json(self.shape, self.moe)
+    }
+
+    fn source(&self, path: &str) -> Source {
+        name(self.shape.num_hidden_layers, path)
+    }
+
+    /// With sigmoid scores, transformers' model always has the selection bias.
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        let moe = MoeConfig { selection_bias: self.moe.score_func == ScoreFunc::Sigmoid, ..self.moe.clone() };
+        DeepSeekFamily::new(self.shape, Some(&moe)).parameters()
+    }
+
+    fn copies(&self) -> Vec<(String, &'static str, [usize; 2])> {
+        let DeepSeekConfig { num_hidden_layers, mtp_depth, vocab_size, hidden_size, .. } = *self.shape;
+        let of_module = |k| {
+            let layer = mtp_layer(num_hidden_layers, k);
+            COPIES.map(|(copy, original)| (format!("{layer}.{copy}"), original, [vocab_size, hidden_size]))
+        };
+        (0..mtp_depth).flat_map(of_module).collect()
+    }
+
+    fn empty(&self) -> Vec<(String, [usize; 2])> {
+        absent_shared_experts(self.shape, self.moe)
+    }
+
+    fn check(&self, folder: &Folder) -> Result<(), HfError> {
+        check_copies(folder, self.shape)
+    }
+}
+
+/// Maps Kiln's parameter paths to the names in this folder.
+pub(crate) fn names(folder: &Folder) -> impl Fn(&str) -> Source + use<> {
+    let layers = folder.config()["num_hidden_layers"].as_u64().unwrap_or_default() as usize;
+    move |path| name(layers, path)
+}
+
 /// Maps Kiln's parameter paths to DeepSeek's names, for a model with `layers` layers.
-pub(super) fn name(layers: usize, path: &str) -> Source {
+fn name(layers: usize, path: &str) -> Source {
     let path = path.replace(".gamma", ".weight").replace(".Dense", "").replace(".Moe", "");
     let path = match path.split_once('.') {
         Some(("blocks", rest)) => format!("model.layers.{rest}"),

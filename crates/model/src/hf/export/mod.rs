@@ -5,9 +5,8 @@ mod write;
 
 pub use write::Dtype;
 
-use super::{HfError, deepseek, gpt2};
-use crate::{DeepSeekConfig, Gpt2Config};
-use moe::MoeConfig;
+use super::HfError;
+use crate::Family;
 use plan::{Tensor, Values, plan};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -15,15 +14,6 @@ use std::error::Error;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use write::write_shard;
-
-/// The shape of the model to export.
-#[derive(Debug, Clone, Copy)]
-pub enum ExportModel<'a> {
-    /// Exported as `model_type` `gpt2`.
-    Gpt2(&'a Gpt2Config),
-    /// Exported as `model_type` `deepseek_v3` if its scores are sigmoids, as `deepseek_v2` if they are a softmax.
-    DeepSeek(&'a DeepSeekConfig, &'a MoeConfig),
-}
 
 /// Settings of an export.
 #[derive(Debug, Clone, Copy)]
@@ -76,14 +66,11 @@ pub struct Summary {
 /// shape or the type, or if transformers cannot compute what the model does.
 pub fn export<E: Into<Box<dyn Error + Send + Sync>>>(
     folder: &Path,
-    model: ExportModel,
+    model: &dyn Family,
     options: &ExportOptions,
     mut values: impl FnMut(&str) -> Result<Vec<f32>, E>,
 ) -> Result<Summary, HfError> {
-    let mut config = match model {
-        ExportModel::Gpt2(config) => gpt2::to_json(config),
-        ExportModel::DeepSeek(config, moe) => deepseek::to_json(config, moe)?,
-    };
+    let mut config = model.hugging_face().config()?;
     let name = options.dtype.name();
     let begin = options.begin_of_text.or(options.end_of_text);
     let tokens = json!({"bos_token_id": begin, "eos_token_id": options.end_of_text, "pad_token_id": null});

@@ -1,12 +1,10 @@
 //! The tensors of an export and where their values come from.
 
-use super::{Dtype, ExportModel, HfError};
+use super::{Dtype, HfError};
+use crate::hf::Source;
 use crate::hf::load::transpose;
-use crate::hf::{Source, deepseek, gpt2};
-use crate::{DeepSeek, Gpt2, Gpt2Config};
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::Device;
-use moe::{MoeConfig, ScoreFunc};
+use crate::{Family, ParameterSpec};
+use std::collections::HashSet;
 
 /// A tensor of the exported folder.
 pub struct Tensor {
@@ -39,33 +37,17 @@ impl Tensor {
 }
 
 /// Lists all tensors of the folder, in the model's order.
-pub fn plan(model: ExportModel, dtype: Dtype) -> Vec<Tensor> {
-    let device = Device::flex();
-    // transformers' models have parameters that Kiln's may lack: `all` includes them, `ours` shows which are missing.
-    let (all, ours) = match model {
-        ExportModel::Gpt2(config) => {
-            let all = Gpt2::new(&Gpt2Config { bias: true, ..config.clone() }, &device);
-            (parameters(&all), parameters(&Gpt2::new(config, &device)))
-        }
-        ExportModel::DeepSeek(config, moe) => {
-            let with_bias = MoeConfig { selection_bias: moe.score_func == ScoreFunc::Sigmoid, ..moe.clone() };
-            let all = DeepSeek::new(config, &with_bias, &device);
-            (parameters(&all), parameters(&DeepSeek::new(config, moe, &device)))
-        }
-    };
-    let mut tensors = vec![];
-    for (path, shape) in all {
-        let source = match model {
-            ExportModel::Gpt2(_) => gpt2::name(gpt2::PREFIX, &path),
-            ExportModel::DeepSeek(config, _) => deepseek::name(config.num_hidden_layers, &path),
-        };
-        let dtype = if path.ends_with("router.bias") { Dtype::F32 } else { dtype };
-        let is_ours = ours.iter().any(|(ours, _)| *ours == path);
+pub fn plan(model: &dyn Family, dtype: Dtype) -> Vec<Tensor> {
+    let (format, mut tensors) = (model.hugging_face(), vec![]);
+    let ours: HashSet<String> = model.parameters().into_iter().map(|parameter| parameter.name).collect();
+    for ParameterSpec { name: path, shape, keep_fp32, .. } in format.parameters() {
+        let dtype = if keep_fp32 { Dtype::F32 } else { dtype };
+        let is_ours = ours.contains(&path);
         let mut add = |name: String, shape: &[usize], content: Content| {
             let content = if is_ours { content } else { Content::Zeros };
             tensors.push(Tensor { name, shape: shape.to_vec(), dtype, content });
         };
-        match (source, &shape[..]) {
+        match (format.source(&path), &shape[..]) {
             (Source::Same(name), _) => add(name, &shape, Content::Same { path }),
             (Source::Transposed(name), &[from, to]) => {
                 add(name, &[to, from], Content::Transposed { path, expert: 0 });
@@ -79,49 +61,18 @@ pub fn plan(model: ExportModel, dtype: Dtype) -> Vec<Tensor> {
             (source, _) => unreachable!("{source:?} for a parameter of shape {shape:?}"),
         }
     }
-    if let ExportModel::DeepSeek(config, moe) = model {
-        for k in 0..config.mtp_depth {
-            for (copy, original) in deepseek::COPIES {
-                let content = copies(&tensors, original);
-                let name = format!("{}.{copy}", deepseek::mtp_layer(config.num_hidden_layers, k));
-                let shape = vec![config.vocab_size, config.hidden_size];
-                tensors.push(Tensor { name, shape, dtype, content });
-            }
-        }
-        let empty = deepseek::absent_shared_experts(config, moe).into_iter();
-        tensors.extend(empty.map(|(name, shape)| Tensor { name, shape: shape.into(), dtype, content: Content::Zeros }));
+    for (name, original, shape) in format.copies() {
+        let content = copies(&tensors, original);
+        tensors.push(Tensor { name, shape: shape.into(), dtype, content });
     }
+    let empty = format.empty().into_iter();
+    tensors.extend(empty.map(|(name, shape)| Tensor { name, shape: shape.into(), dtype, content: Content::Zeros }));
     tensors
 }
 
 /// The content of the tensor with this name.
 fn copies(tensors: &[Tensor], name: &str) -> Content {
     tensors.iter().find(|tensor| tensor.name == name).expect("every model has one").content.clone()
-}
-
-/// Path and shape of every parameter, without initializing any.
-fn parameters<M: Module>(model: &M) -> Vec<(String, Vec<usize>)> {
-    #[derive(Default)]
-    struct List {
-        path: Vec<String>,
-        found: Vec<(String, Vec<usize>)>,
-    }
-    impl ModuleVisitor for List {
-        fn enter_module(&mut self, name: &str, _container: &str) {
-            self.path.push(name.into());
-        }
-
-        fn exit_module(&mut self, _name: &str, _container: &str) {
-            self.path.pop();
-        }
-
-        fn visit_float<const D: usize>(&mut self, param: &Param<burn::tensor::Tensor<D>>) {
-            self.found.push((self.path.join("."), param.lazy_shape().to_vec()));
-        }
-    }
-    let mut list = List::default();
-    model.visit(&mut list);
-    list.found
 }
 
 /// Reads the values of the parameter at a path.

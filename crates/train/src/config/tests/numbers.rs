@@ -4,7 +4,7 @@ use super::*;
 use crate::batches::Batches;
 use crate::learning_rate::learning_rate;
 use crate::run::set_vocabulary;
-use crate::units::parameter_count;
+use model::ParameterSpec;
 use proptest::prelude::prop_assert_eq;
 
 #[test]
@@ -179,7 +179,8 @@ proptest! {
         let Ok(mut config) = load(&sets) else { return Ok(()) };
         if config.validate().is_ok() {
             set_vocabulary(&mut config, Some(256)).ok();
-            prop_assert_eq!(parameter_count(&config) as f64, config.shape().1);
+            let listed: f64 = config.family().parameters().iter().map(ParameterSpec::len).sum();
+            prop_assert_eq!(config.parameter_count() as f64, listed);
             let warnings = config.warnings();
             prop_assert!(warnings.len() <= 3);
             let steps = config.train.steps.max(1); // 0 until the data determines how many an epoch has

@@ -1,11 +1,10 @@
 //! Checks that the sizes of a layout fit each other and the model.
 
 use super::{MAX_RANKS, require};
-use crate::config::{Config, ConfigError, ModelConfig, ParallelConfig};
+use crate::config::{Config, ConfigError, ParallelConfig};
 use crate::device;
 use crate::words::count;
 use fsdp::Strategy;
-use moe::MoeConfig;
 
 impl Config {
     /// Rejects an invalid layout and says what would fit. Messages of [`Self::validate_layout`] name no number of ranks
@@ -92,18 +91,14 @@ impl Config {
     }
 
     fn validate_experts(&self) -> Result<(), ConfigError> {
-        let (ep, layers) = (self.parallel.ep, self.expert_layers());
+        let (ep, family) = (self.parallel.ep, self.family());
+        let layers = family.expert_layers();
         require(ep > 0, || "parallel.ep is 0: give at least 1, which is all experts on every rank".into())?;
         if ep == 1 {
             return Ok(());
         }
-        let Some((_, experts)) = layers.filter(|(layers, _)| !layers.is_empty()) else {
-            let why = match &self.model {
-                ModelConfig::Gpt2(_) => "model.type gpt2 has no experts",
-                ModelConfig::DeepSeek(_) => "all layers are dense (model.first_k_dense_replace)",
-            };
-            return Err(ConfigError::Invalid(format!("parallel.ep is {ep}, but {why}: leave it out")));
-        };
+        let (_, experts) =
+            layers.map_err(|why| ConfigError::Invalid(format!("parallel.ep is {ep}, but {why}: leave it out")))?;
         let fsdp = self.fsdp_of_chunks(vec![]);
         let ranks = fsdp.ranks_for_experts(self.parallel.gpus);
         let divides = experts.is_multiple_of(ep) && ranks.is_multiple_of(ep);
@@ -149,23 +144,7 @@ impl Config {
     /// Each rank has the same number of heads and columns.
     fn validate_heads(&self) -> Result<(), ConfigError> {
         let tp = self.parallel.tp;
-        let mut sizes = vec![];
-        match &self.model {
-            ModelConfig::Gpt2(model) => {
-                let inner = model.n_inner.unwrap_or(model.n_embd.saturating_mul(4));
-                sizes.extend([("model.n_head", model.n_head), ("model.n_inner", inner)]);
-            }
-            ModelConfig::DeepSeek(model) => {
-                sizes.push(("model.num_attention_heads", model.num_attention_heads));
-                if model.first_k_dense_replace > 0 {
-                    sizes.push(("model.intermediate_size", model.intermediate_size));
-                }
-                let shared = self.moe.as_ref().filter(|moe| moe.n_shared_experts > 0);
-                let width = |moe: &MoeConfig| moe.n_shared_experts.saturating_mul(moe.moe_intermediate_size);
-                let what = "moe.n_shared_experts x moe.moe_intermediate_size";
-                sizes.extend(shared.map(|moe| (what, width(moe))));
-            }
-        }
+        let sizes = self.family().tensor_parallel_sizes();
         let odd = sizes.iter().find(|(_, size)| !size.is_multiple_of(tp));
         odd.map_or(Ok(()), |(what, size)| {
             Err(ConfigError::Invalid(format!("parallel.tp is {tp}, which does not divide {what}, {size}")))

@@ -10,24 +10,22 @@
 //! tokens `k` further ahead to the output of the blocks, and each module replaces `e^k` by its `h^k`. In evaluation all
 //! of them just pass on `h^0`.
 
-use super::{gather_all, gather_into, main_loss};
-use crate::batch::Batch;
-use crate::expert_loads::ExpertLoads;
+use super::{DeepSeek, DeepSeekConfig, Head, Mtp, OutputMatrix};
+use crate::family::{Training, gather_all, gather_into, main_loss};
+use crate::{Batch, MtpBatch, RmsNorm};
 use burn::nn::{Embedding, Linear};
 use burn::tensor::Tensor;
 use fsdp::{Fsdp, FsdpError, Loss, UnitId, Units};
-use model::deepseek::{Head, Mtp, MtpBatch, OutputMatrix};
-use model::{DeepSeek, DeepSeekConfig, Parallel, RmsNorm};
 
 /// The units after the blocks.
-pub(crate) enum Tail {
+pub(super) enum Tail {
     Head(UnitId<Head>),
     Mtp { norm: UnitId<RmsNorm>, modules: Vec<UnitId<Mtp>>, lm_head: UnitId<Linear> },
 }
 
 /// Coefficients of the losses that are added to the main one.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Coefs {
+pub(super) struct Coefs {
     pub z_loss: f64,
     /// Coefficient of the mean over the modules.
     pub mtp: f64,
@@ -40,9 +38,10 @@ impl Tail {
         embed: UnitId<Embedding>,
         (head, mtp): (Head, Vec<Mtp>),
         shape: &DeepSeekConfig,
-        coefs: Coefs,
-        (loads, parallel): (&ExpertLoads, &Parallel),
+        training: &Training,
     ) -> Self {
+        let Training { loads, parallel, .. } = training;
+        let coefs = Coefs { z_loss: training.z_loss_coef, mtp: training.mtp_loss_coef };
         let (layers, vocab_size, tp) = (shape.num_hidden_layers, shape.vocab_size, || parallel.sequences.tp.clone());
         if mtp.is_empty() {
             let head = units.add("head", head);
@@ -56,7 +55,7 @@ impl Tail {
         units.then(norm, |norm: &RmsNorm, x_bsd, _: &Batch| norm.forward(x_bsd));
         let of = tp();
         units.then(embed, move |table: &Embedding, h_bsd: Tensor<3>, batch: &Batch| {
-            let ahead = |tokens: &MtpBatch| model::deepseek::embed(table, tokens.tokens_bt.clone(), vocab_size, &of);
+            let ahead = |tokens: &MtpBatch| super::embed(table, tokens.tokens_bt.clone(), vocab_size, &of);
             Tensor::cat(std::iter::once(h_bsd).chain(batch.mtp.iter().map(ahead)).collect(), 2)
         });
         let modules = mtp.into_iter().enumerate().map(|(k, module)| {
@@ -116,7 +115,7 @@ fn all_losses(output: &OutputMatrix, x_bsw: Tensor<3>, batch: &Batch, coefs: Coe
     if coefs.mtp == 0.0 {
         return main;
     }
-    let further = parts.zip(&batch.mtp).filter_map(|(h_bsd, of)| of.loss(output, h_bsd));
+    let further = parts.zip(&batch.mtp).filter_map(|(h_bsd, of)| super::mtp::loss(of, output, h_bsd));
     let further = further.map(|loss| loss * (coefs.mtp / depth as f64));
     Loss { aux: main.aux.into_iter().chain(further).reduce(|sum, loss| sum + loss), ..main }
 }
