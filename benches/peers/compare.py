@@ -10,7 +10,7 @@ over the runs.
     python benches/peers/compare.py generate --data FILE   # continuing one text and 16, against `transformers`
 
 The last four run on two threads with `target/release/train` (`cargo build --release -p train`); `--runs 1 --steps 20` tries them in a minute.
-On a processor of AMD the peer's matrix products run at half their speed unless MKL is told otherwise: docs/benchmarks.md says how.
+On a processor of AMD the peer's matrix products run at half their speed unless MKL is told otherwise: docs/benchmarks/2026-11-22-zen5.md says how.
 Written as a table in Markdown, with the machine and the versions above it. A ratio above 1 means that Kiln is faster. On Linux.
 """
 

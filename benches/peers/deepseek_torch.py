@@ -5,7 +5,7 @@
 
 Tokens are bytes. `--experts` is one of the implementations of `transformers`: `eager` loops over the experts, each with the rows of its tokens;
 `grouped_mm` sorts the rows by expert for PyTorch's grouped product, on the CPU a loop as well; `batched_mm` copies an expert's matrices for each of its
-rows. The defaults are as fast as any on a CPU; docs/benchmarks.md has the others.
+rows. The defaults are as fast as any on a CPU; docs/benchmarks/2026-11-22-zen5.md has the others.
 """
 
 import json

@@ -68,7 +68,7 @@ pub struct ParallelConfig {
     pub no_sync: Option<bool>,
     /// Whether `train.global_batch_size`, `train.micro_batch_size`, `parallel.tp` and
     /// `parallel.activation_checkpointing` follow `train.seq_len`: true for the guide's table, or rows of one's own. Of
-    /// these keys those count that are given beside this one, or later; see docs/parallelism.md.
+    /// these keys those count that are given beside this one, or later; see docs/parallelism/adaptive.md.
     pub adaptive: Adaptive,
     /// Which keys the table of `adaptive` has decided; it is filled in. A shorter row (`data.buckets`) takes these from
     /// the table too. A key that is given later is left out from then on.

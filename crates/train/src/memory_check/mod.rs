@@ -5,8 +5,8 @@
 //!                                               '── more than available? ──> refused, with the table and advice
 //! ```
 //!
-//! What rests is exact, activations are an estimate from what each operation keeps; docs/memory.md compares both with
-//! measurements.
+//! What rests is exact, activations are an estimate from what each operation keeps;
+//! docs/benchmarks/2026-11-22-memory-estimates.md compares both with measurements.
 
 mod activations;
 mod advice;
