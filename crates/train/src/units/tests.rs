@@ -341,7 +341,7 @@ fn received(config: &Config) -> [u64; 3] {
     of_ranks.unwrap()[0]
 }
 
-/// The closed forms of docs/parallelism.md.
+/// The closed forms of docs/parallelism/tensor.md.
 #[test]
 fn what_tensor_parallel_ranks_communicate_is_as_documented() {
     let (b, d) = (3, 16);
