@@ -11,7 +11,7 @@ the median over the runs.
 
 The last four use two threads and `target/release/train` (`cargo build --release -p train`); `--runs 1 --steps 20`
 tries them in a minute. On an AMD processor the peer's matrix products run at half their speed unless MKL is
-configured otherwise; docs/benchmarks.md says how. The output is a Markdown table, with the machine and the versions
+configured otherwise; docs/benchmarks/2026-11-22-zen5.md says how. The output is a Markdown table, with the machine and the versions
 above it. A ratio above 1 means that Kiln is faster. Linux only.
 """
 

@@ -7,7 +7,7 @@ one line of JSON, for comparison.
 Tokens are bytes. `--experts` selects an implementation of `transformers`: `eager` loops over the experts, each with
 the rows of its tokens; `grouped_mm` sorts the rows by expert for PyTorch's grouped product, which is also a loop on
 the CPU; `batched_mm` copies an expert's matrices for each of its rows. The defaults are as fast as any on a CPU;
-docs/benchmarks.md has the others.
+docs/benchmarks/2026-11-22-zen5.md has the others.
 """
 
 import json
