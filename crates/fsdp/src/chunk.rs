@@ -17,11 +17,11 @@
 
 mod backward;
 
-pub(crate) use backward::PutOff;
+pub(crate) use backward::DeferredWeights;
 
 use crate::call::{Call, Output, add};
-use crate::comm_thread::{Lanes, Pending};
-use crate::memory::{Category, Counted, Held, bytes};
+use crate::comm_thread::{CommStreams, Pending};
+use crate::memory::{Category, Counted, MemoryGuard, bytes};
 use crate::modules::BoundModules;
 use crate::placement::Stages;
 use crate::plan::Plan;
@@ -52,7 +52,7 @@ pub(crate) struct Runner<'a, B> {
     pub stages: &'a Stages,
     /// Under `block`: the rank that computes each call.
     pub owners: Option<&'a [usize]>,
-    pub lanes: &'a Lanes,
+    pub streams: &'a CommStreams,
     /// Under `block`: carries activations from rank to rank.
     pub world: &'a Communicator,
     pub plan: &'a Plan,
@@ -88,7 +88,7 @@ pub(crate) enum Saved {
     Input {
         x: Option<Tensor<3>>,
         weights: Option<Weights>,
-        held: Held,
+        held: MemoryGuard,
     },
     Graph {
         graph: Graph,
@@ -101,7 +101,7 @@ pub(crate) struct Graph {
     bound: BoundModules,
     x: Option<Tensor<3>>,
     output: Output,
-    _held: Held,
+    _held: MemoryGuard,
 }
 
 impl<B> Runner<'_, B> {
@@ -179,14 +179,14 @@ impl<B> Runner<'_, B> {
         if self.recomputes(i) {
             let bound = self.unit(i).bind(&weights, false);
             let output = self.calls[i].run(&bound, x.clone(), batch);
-            let weights = (!self.regathers(i)).then_some(weights);
+            let weights = (!self.reshards_after_forward(i)).then_some(weights);
             let held = self.plan.ledger.hold(Category::Activations, x.as_ref().map_or(0, bytes));
             return (Saved::Input { x, weights, held }, output);
         }
-        let mut weights = if self.regathers(i) { weights.refillable() } else { weights };
+        let mut weights = if self.reshards_after_forward(i) { weights.refillable() } else { weights };
         let graph = self.run_tracked(i, &weights, x, batch);
         let output = graph.output.detached();
-        if self.regathers(i) {
+        if self.reshards_after_forward(i) {
             // SAFETY: the call has returned. Operations have slices of parameters only while they run, and the function
             // of a call keeps none, as `Units` requires.
             unsafe { self.unit(i).free(&mut weights, &graph.bound) };
@@ -213,8 +213,8 @@ impl<B> Runner<'_, B> {
     }
 
     /// Returns whether the backward gathers the parameters of call `i` again.
-    fn regathers(&self, i: usize) -> bool {
-        self.plan.gathers() && self.config.regathers(i, self.calls.len())
+    fn reshards_after_forward(&self, i: usize) -> bool {
+        self.plan.gathers() && self.config.reshards_after_forward(i, self.calls.len())
     }
 
     fn owner(&self, i: usize) -> usize {
@@ -232,7 +232,7 @@ impl<B> Runner<'_, B> {
     fn gather(&self, i: usize) -> Pending<Option<Weights>> {
         match &self.kept[self.calls[i].unit] {
             Some(weights) => Pending::ready(Some(weights.lent())),
-            None => self.unit(i).gather(self.lanes, self.owner(i)),
+            None => self.unit(i).gather(self.streams, self.owner(i)),
         }
     }
 

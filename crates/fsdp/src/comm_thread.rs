@@ -10,14 +10,14 @@ use std::thread::JoinHandle;
 
 /// A rank's communication beside its computation, with a separate order for each kind: parameters that the rank waits
 /// for do not queue behind gradients, for which nobody waits.
-pub(crate) struct Lanes {
+pub(crate) struct CommStreams {
     /// Parameters that are about to be used in computation.
     pub gather: CommThread,
     /// Gradients in flight to their shards, and everything else.
     pub reduce: CommThread,
 }
 
-impl Lanes {
+impl CommStreams {
     /// Starts both lanes, each with its own communicators. This is a collective.
     pub fn start(groups: Groups) -> Result<Self, CommError> {
         let gather = CommThread::start(groups.again()?);

@@ -250,7 +250,7 @@ impl FsdpConfig {
 
     /// Returns whether the backward gathers the parameters of call `i` again, if they are gathered at all. The last
     /// call's are not, because its backward follows at once, nor are any in a pipeline.
-    pub(crate) fn regathers(&self, i: usize, calls: usize) -> bool {
+    pub(crate) fn reshards_after_forward(&self, i: usize, calls: usize) -> bool {
         let is_last = i + 1 == calls;
         self.reshard_after_forward && !is_last && !self.keeps_gathered()
     }

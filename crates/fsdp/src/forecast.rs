@@ -1,6 +1,6 @@
 //! A forecast of a rank's memory before anything is allocated: the ledger of a step without its tensors.
 
-use crate::memory::{Bytes, Category, Held, Ledger};
+use crate::memory::{Bytes, Category, Ledger, MemoryGuard};
 use crate::placement::Stages;
 use crate::shapes::{Class, ShapeCall, Shapes, Unit};
 use crate::{FsdpConfig, FsdpError, Memory, Prefetch, Strategy, Units};
@@ -62,13 +62,13 @@ struct Step<'a> {
     calls: Vec<Call>,
     stages: Stages,
     /// The gathered parameters of each unit, if they stay.
-    kept: Vec<Option<Held>>,
+    kept: Vec<Option<MemoryGuard>>,
     /// Gradients of units that are also called earlier in the model, by unit and micro-batch.
-    partial: HashMap<(usize, usize), Held>,
+    partial: HashMap<(usize, usize), MemoryGuard>,
     on_cpu: bool,
     ledger: Ledger,
     /// Waiting gradients for each unit and class: those of the shard, and whole ones that were not communicated.
-    gradients: Vec<[[Option<Held>; 2]; 4]>,
+    gradients: Vec<[[Option<MemoryGuard>; 2]; 4]>,
     most: Bytes,
     working: usize,
 }
@@ -109,14 +109,15 @@ impl<B: 'static> Units<B> {
 }
 
 /// What a forward leaves of a call: its weights, unless they are gathered again, and its activations.
-type Saved = (Option<Held>, Held);
+type Saved = (Option<MemoryGuard>, MemoryGuard);
 
 impl Step<'_> {
     fn run(mut self, micro_batches: usize, model: usize) -> Result<Forecast, FsdpError> {
         let rest = self.at_rest();
         // Without stages, a third micro-batch takes no more memory.
         let micro_batches = if self.config.pipeline.stages == 1 { micro_batches.min(2) } else { micro_batches };
-        let (mut saved, mut put_off) = (HashMap::<Cell, Vec<Saved>>::new(), HashMap::<Cell, Vec<(Saved, Held)>>::new());
+        let (mut saved, mut deferred) =
+            (HashMap::<Cell, Vec<Saved>>::new(), HashMap::<Cell, Vec<(Saved, MemoryGuard)>>::new());
         let number = |cell: Cell| (cell.micro_batch, cell.micro_batch + 1 == micro_batches);
         for action in self.config.pipeline.of(micro_batches)?.program_of(self.stages.stage) {
             match action {
@@ -128,7 +129,7 @@ impl Step<'_> {
                     let kept = saved.remove(&cell).expect("a program runs forward before it runs backward");
                     let calls = self.stages.calls(cell.chunk);
                     match action {
-                        Action::BackwardInput(_) => put_off.insert(cell, self.backward_of_inputs(calls, kept)),
+                        Action::BackwardInput(_) => deferred.insert(cell, self.backward_of_inputs(calls, kept)),
                         _ => {
                             self.backward(calls, kept, number(cell));
                             None
@@ -137,7 +138,7 @@ impl Step<'_> {
                 }
                 Action::BackwardWeights(cell) => {
                     let kept =
-                        put_off.remove(&cell).expect("a program has the gradient of an input before its weights'");
+                        deferred.remove(&cell).expect("a program has the gradient of an input before its weights'");
                     self.backward_of_weights(self.stages.calls(cell.chunk), kept, number(cell));
                 }
                 _ => {}
@@ -159,7 +160,7 @@ impl Step<'_> {
         self.units.iter().filter(|unit| unit.is_here)
     }
 
-    fn hold(&self, category: Category, bytes: usize) -> Held {
+    fn hold(&self, category: Category, bytes: usize) -> MemoryGuard {
         self.ledger.hold(category, bytes)
     }
 
@@ -172,7 +173,7 @@ impl Step<'_> {
     }
 
     /// Holds parameters and moments.
-    fn at_rest(&self) -> Vec<Held> {
+    fn at_rest(&self) -> Vec<MemoryGuard> {
         let parameters = |class: &Class| class.parameters_at_rest(self.config, self.on_cpu);
         let unit = |unit: &Unit| {
             let (parameters, moments) = (unit.sum(parameters), unit.sum(Class::moments));
@@ -182,7 +183,7 @@ impl Step<'_> {
     }
 
     /// Holds new replicas: while units step, those of two units (or of the only one) exist beside the old ones.
-    fn new_replicas(&self) -> Held {
+    fn new_replicas(&self) -> MemoryGuard {
         let replica = |class: &Class| if class.replicates(self.config) { class.whole } else { 0 };
         let replicas: Vec<usize> = self.here().map(|unit| unit.sum(replica)).collect();
         let most = replicas.chunks(1).chain(replicas.windows(2)).map(|new| new.iter().sum()).max().unwrap_or(0);
@@ -190,7 +191,7 @@ impl Step<'_> {
     }
 
     /// Holds the whole parameters of call `i`, unless they exist anyway.
-    fn gather(&mut self, i: usize) -> Held {
+    fn gather(&mut self, i: usize) -> MemoryGuard {
         let call = self.calls[i];
         let gathered = |class: &Class| if class.gathers(self.config, self.on_cpu) { class.whole } else { 0 };
         let is_free = !call.is_mine || self.kept[call.unit].is_some();
@@ -206,10 +207,10 @@ impl Step<'_> {
         self.config.recomputes(i, self.calls.len())
     }
 
-    fn regathers(&self, i: usize) -> bool {
+    fn reshards_after_forward(&self, i: usize) -> bool {
         let gathers =
             self.units[self.calls[i].unit].classes.iter().any(|class| class.gathers(self.config, self.on_cpu));
-        gathers && self.config.regathers(i, self.calls.len())
+        gathers && self.config.reshards_after_forward(i, self.calls.len())
     }
 
     fn forward(&mut self, calls: Range<usize>) -> Vec<Saved> {
@@ -223,7 +224,7 @@ impl Step<'_> {
             }
             let bytes = self.calls[i].bytes;
             let kept = if self.recomputes(i) { bytes.input } else { bytes.graph };
-            saved.push(((!self.regathers(i)).then_some(weights), self.hold(Category::Activations, kept)));
+            saved.push(((!self.reshards_after_forward(i)).then_some(weights), self.hold(Category::Activations, kept)));
             if prefetch == Prefetch::Post {
                 ahead = next.map(|next| self.gather(next));
             }
@@ -236,7 +237,7 @@ impl Step<'_> {
         while let Some((weights, kept)) = saved.pop() {
             let i = calls.start + saved.len();
             let weights = weights.unwrap_or_else(|| ahead.take().unwrap_or_else(|| self.gather(i)));
-            let next = (calls.start..i).rev().find(|next| self.regathers(*next));
+            let next = (calls.start..i).rev().find(|next| self.reshards_after_forward(*next));
             if self.config.backward_prefetch == Prefetch::Pre && ahead.is_none() {
                 ahead = next.map(|next| self.gather(next));
             }
@@ -258,7 +259,7 @@ impl Step<'_> {
 
     /// The inputs of deferred weight gradients count until those are computed. Gradients that are already available
     /// count as the whole unit's, an upper bound.
-    fn backward_of_inputs(&mut self, calls: Range<usize>, saved: Vec<Saved>) -> Vec<(Saved, Held)> {
+    fn backward_of_inputs(&mut self, calls: Range<usize>, saved: Vec<Saved>) -> Vec<(Saved, MemoryGuard)> {
         let mut all = vec![];
         for (i, (weights, mut kept)) in calls.zip(saved).rev() {
             let Call { unit, bytes, .. } = self.calls[i];
@@ -273,7 +274,12 @@ impl Step<'_> {
         all
     }
 
-    fn backward_of_weights(&mut self, calls: Range<usize>, mut saved: Vec<(Saved, Held)>, number: (usize, bool)) {
+    fn backward_of_weights(
+        &mut self,
+        calls: Range<usize>,
+        mut saved: Vec<(Saved, MemoryGuard)>,
+        number: (usize, bool),
+    ) {
         let mut reduction = vec![];
         while let Some(kept) = saved.pop() {
             let i = calls.start + saved.len();
@@ -287,7 +293,7 @@ impl Step<'_> {
     }
 
     /// Sends the gradient of call `i` to its shards; returns what exists until it has arrived.
-    fn reduce(&mut self, i: usize, (micro_batch, last): (usize, bool)) -> Vec<Held> {
+    fn reduce(&mut self, i: usize, (micro_batch, last): (usize, bool)) -> Vec<MemoryGuard> {
         let (u, ledger) = (self.calls[i].unit, self.ledger.clone());
         let gradient = |bytes| ledger.hold(Category::Gradients, bytes);
         let done = !(0..i).any(|before| self.calls[before].unit == u && self.stages.is_here(before));
@@ -305,7 +311,7 @@ impl Step<'_> {
             self.kept[u] = None;
         }
         let waits = self.config.reduces_once() && !last;
-        let mut there: Vec<Held> = before.into_iter().collect();
+        let mut there: Vec<MemoryGuard> = before.into_iter().collect();
         for (class, [shard, whole]) in self.units[u].classes.iter().zip(&mut self.gradients[u]) {
             if waits && class.shards > 1 {
                 *whole = Some(gradient(class.whole_fp32));

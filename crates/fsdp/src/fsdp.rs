@@ -10,12 +10,12 @@ pub use kept::Unloaded;
 
 use crate::call::Call;
 use crate::chunk::Runner;
-use crate::comm_thread::Lanes;
-use crate::interpreter::{Interpreter, StageTimes, Wires};
+use crate::comm_thread::CommStreams;
+use crate::interpreter::{Interpreter, PointToPoint, StageTimes};
 use crate::memory::Memory;
 use crate::modules::{Wrapped, wrap};
 use crate::placement::{Groups, Placement, Stages, block_owners};
-use crate::plan::{Class, Holders, Plan};
+use crate::plan::{Class, Plan, UnitStages};
 use crate::precision::LossScaling;
 use crate::sharded_unit::ShardedUnit;
 use crate::unit::{ShapeOf, ValuesFrom};
@@ -38,8 +38,8 @@ pub struct Fsdp<B> {
     /// Under `block`: the rank that computes each call.
     owners: Option<Vec<usize>>,
     stages: Stages,
-    wires: Wires,
-    lanes: Lanes,
+    point_to_point: PointToPoint,
+    streams: CommStreams,
     /// All ranks; under `block` this carries activations from rank to rank.
     world: Communicator,
     plan: Plan,
@@ -101,15 +101,15 @@ impl<B: 'static> Fsdp<B> {
     fn sharded(units: Units<B>, comm: Communicator, config: FsdpConfig, valued: bool) -> Result<Self, FsdpError> {
         let world_size = comm.world_size();
         config.validate(world_size)?;
-        let Wrapped { units: modules, calls, calls_of_chunks, places, draw, marks, first_error, shape } =
+        let Wrapped { units: modules, calls, calls_of_chunks, places, initializer, rules, first_error, shape } =
             wrap(units, &config)?;
         let world = comm.split(0)?;
         let (mut communicators, stage) = Groups::new(comm, &config)?;
-        let wires = Wires::new(&communicators.stages)?;
+        let point_to_point = PointToPoint::new(&communicators.stages)?;
         let stages = Stages::new(&config.pipeline, &calls_of_chunks, stage)?;
         let of_unit = |unit: usize| calls.iter().enumerate().filter(move |(_, call)| call.unit == unit).map(|(i, _)| i);
-        let mut holders_of = |unit: usize| communicators.holders(&stages, of_unit(unit));
-        let holders: Vec<Holders> = (0..modules.len()).map(&mut holders_of).collect::<Result<_, _>>()?;
+        let mut holders_of = |unit: usize| communicators.unit_stages(&stages, of_unit(unit));
+        let unit_stages: Vec<UnitStages> = (0..modules.len()).map(&mut holders_of).collect::<Result<_, _>>()?;
         let plan = Plan::new(&config, &communicators);
         let classes = Class::ALL.into_iter().filter(|class| match class {
             Class::Expert => config.ep > 1,
@@ -118,14 +118,15 @@ impl<B: 'static> Fsdp<B> {
         });
         let plans: Vec<Plan> = classes.map(|class| plan.of(class, &communicators)).collect();
         let made = {
-            let class_of = marks.class_of(&config);
-            let values = match draw.as_deref() {
+            let class_of = rules.class_of(&config);
+            let values = match initializer.as_deref() {
                 _ if !valued => ValuesFrom::State,
-                Some(draw) => ValuesFrom::Draw(draw),
+                Some(initializer) => ValuesFrom::Initializer(initializer),
                 None => ValuesFrom::Modules,
             };
-            let make = |(modules, holders)| ShardedUnit::new(modules, &config, &plans, &class_of, values, holders);
-            modules.into_iter().zip(holders).map(make).collect::<Result<Vec<_>, _>>()?
+            let make =
+                |(modules, unit_stages)| ShardedUnit::new(modules, &config, &plans, &class_of, values, unit_stages);
+            modules.into_iter().zip(unit_stages).map(make).collect::<Result<Vec<_>, _>>()?
         };
         let (units, squares): (Vec<_>, Vec<Option<f64>>) = made.into_iter().unzip();
         if units[calls[0].unit].len() == 0 {
@@ -138,7 +139,7 @@ impl<B: 'static> Fsdp<B> {
         agree(&communicators.world, &units, &squares)?;
         let replicas = plans.iter().map(|plan| (plan.class, plan.replicas)).collect();
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
-        let lanes = Lanes::start(communicators)?;
+        let streams = CommStreams::start(communicators)?;
         let loss_scale = LossScaling::new(config.precision);
         Ok(Self {
             units,
@@ -146,8 +147,8 @@ impl<B: 'static> Fsdp<B> {
             places,
             owners,
             stages,
-            wires,
-            lanes,
+            point_to_point,
+            streams,
             world,
             plan,
             replicas,
@@ -233,7 +234,7 @@ impl<B: 'static> Fsdp<B> {
     /// Returns a unit's module with its whole parameters in fp32. This is a collective: every rank calls it.
     pub fn gather<M: Module + 'static>(&self, unit: UnitId<M>) -> Result<M, FsdpError> {
         let (unit, member) = self.places[unit.index];
-        let bound = self.units[unit].gather_whole(&self.lanes)?;
+        let bound = self.units[unit].gather_whole(&self.streams)?;
         Ok(bound.module(member).downcast_ref::<M>().expect("a unit's id carries its module's type").clone())
     }
 
@@ -285,7 +286,7 @@ impl<B: 'static> Fsdp<B> {
             calls: &self.calls,
             stages: &self.stages,
             owners: self.owners.as_deref(),
-            lanes: &self.lanes,
+            streams: &self.streams,
             world: &self.world,
             plan: &self.plan,
             config: &self.config,
@@ -296,7 +297,7 @@ impl<B: 'static> Fsdp<B> {
             reduced: vec![0; places],
             work,
         };
-        Interpreter { runner, wires: &self.wires, pipeline, shape: self.shape.as_deref() }
+        Interpreter { runner, point_to_point: &self.point_to_point, pipeline, shape: self.shape.as_deref() }
     }
 }
 

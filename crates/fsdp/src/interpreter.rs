@@ -5,7 +5,7 @@
 //! ```
 
 use crate::call::Output;
-use crate::chunk::{Losses, Micro, PutOff, Runner, Saved};
+use crate::chunk::{DeferredWeights, Losses, Micro, Runner, Saved};
 use crate::unit::ShapeOf;
 use crate::{FsdpError, wire};
 use burn::tensor::Tensor;
@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 
 /// The communicators between stages, one per direction: messages in one direction are ordered, but the two directions
 /// have no common order.
-pub(crate) struct Wires {
+pub(crate) struct PointToPoint {
     forward: Communicator,
     backward: Communicator,
 }
 
-impl Wires {
+impl PointToPoint {
     /// Creates the communicators between stages. This is a collective.
     pub fn new(stages: &Communicator) -> Result<Self, FsdpError> {
         Ok(Self { forward: stages.split(0)?, backward: stages.split(0)? })
@@ -37,7 +37,7 @@ impl Wires {
 
 pub(crate) struct Interpreter<'a, B> {
     pub runner: Runner<'a, B>,
-    pub wires: &'a Wires,
+    pub point_to_point: &'a PointToPoint,
     pub pipeline: Pipeline,
     /// Returns the number of sequences in a batch's activations, and their length, if the model defines it.
     pub shape: Option<&'a ShapeOf<B>>,
@@ -63,7 +63,7 @@ impl<B> Interpreter<'_, B> {
         let (started, mut waiting) = (Instant::now(), Duration::ZERO);
         let mut losses = vec![Losses::default(); micro_batches.len()];
         let (mut inputs, mut saved) = (Inputs::new(), HashMap::<Cell, Vec<Saved>>::new());
-        let mut put_off = HashMap::<Cell, Vec<PutOff>>::new();
+        let mut deferred = HashMap::<Cell, Vec<DeferredWeights>>::new();
         let micro = |cell: Cell| {
             let number = cell.micro_batch;
             Micro { batch: &micro_batches[number], number, scale: scales[number] }
@@ -84,7 +84,7 @@ impl<B> Interpreter<'_, B> {
                     let cotangent = match action {
                         Action::BackwardInput(_) => {
                             let (rest, cotangent) = self.runner.backward_of_inputs(calls, kept, cotangent, &micro)?;
-                            put_off.insert(cell, rest);
+                            deferred.insert(cell, rest);
                             cotangent
                         }
                         _ => self.runner.backward(calls, kept, cotangent, &micro)?,
@@ -93,7 +93,7 @@ impl<B> Interpreter<'_, B> {
                 }
                 Action::BackwardWeights(cell) => {
                     let rest =
-                        put_off.remove(&cell).expect("a program has the gradient of an input before its weights'");
+                        deferred.remove(&cell).expect("a program has the gradient of an input before its weights'");
                     self.runner.backward_of_weights(rest, &micro(cell))?;
                 }
                 Action::Send(way, cell) => self.send(&mut inputs, way, cell)?,
@@ -138,14 +138,14 @@ impl<B> Interpreter<'_, B> {
     fn send(&self, inputs: &mut Inputs, way: Direction, cell: Cell) -> Result<(), FsdpError> {
         let next = self.next(way, cell).expect("a program sends to a chunk that there is");
         let x = inputs.remove(&(way, next)).expect("a program sends what was computed");
-        Ok(wire::send(self.wires.of(way), &x, self.pipeline.stage_of(next.chunk))?)
+        Ok(wire::send(self.point_to_point.of(way), &x, self.pipeline.stage_of(next.chunk))?)
     }
 
     fn recv(&self, inputs: &mut Inputs, way: Direction, cell: Cell, batches: &[B]) -> Result<(), FsdpError> {
         let from =
             way.previous(cell.chunk, self.pipeline.chunks()).expect("a program receives from a chunk that there is");
         let stage = self.pipeline.stage_of(from);
-        let x = wire::recv(self.wires.of(way), stage)?;
+        let x = wire::recv(self.point_to_point.of(way), stage)?;
         let [sequences, length, _] = x.dims();
         let expected = self.shape.map(|shape| shape(&batches[cell.micro_batch]));
         if let Some(expected) = expected.filter(|expected| *expected != [sequences, length]) {

@@ -83,18 +83,18 @@ struct Account {
 
 /// Bytes that are counted until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct MemoryGuard {
     ledger: Ledger,
     category: Category,
     bytes: usize,
 }
 
 impl Ledger {
-    pub fn hold(&self, category: Category, bytes: usize) -> Held {
+    pub fn hold(&self, category: Category, bytes: usize) -> MemoryGuard {
         let account = &self.0[category as usize];
         let now = account.now.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         account.peak.fetch_max(now, Ordering::Relaxed);
-        Held { ledger: self.clone(), category, bytes }
+        MemoryGuard { ledger: self.clone(), category, bytes }
     }
 
     pub fn memory(&self) -> Memory {
@@ -105,7 +105,7 @@ impl Ledger {
     }
 }
 
-impl Drop for Held {
+impl Drop for MemoryGuard {
     fn drop(&mut self) {
         self.ledger.0[self.category as usize].now.fetch_sub(self.bytes, Ordering::Relaxed);
     }
@@ -115,7 +115,7 @@ impl Drop for Held {
 #[derive(Debug)]
 pub(crate) struct Counted {
     pub tensor: Tensor<1>,
-    _held: Option<Held>,
+    _held: Option<MemoryGuard>,
 }
 
 impl Counted {

@@ -6,7 +6,7 @@ use crate::layout::NamedShape;
 use crate::placement::Stages;
 use crate::plan::Class;
 use crate::storage::device::Leaf;
-use crate::unit::{AnyUnit, Bound, Draw, Marks, ShapeOf, Units, Value};
+use crate::unit::{AnyUnit, Bound, Initializer, ParameterRules, ShapeOf, Units, Value};
 use crate::{FsdpConfig, FsdpError, Wrap};
 use burn::tensor::{Gradients, Tensor};
 use comm::{Cut, FirstError};
@@ -38,8 +38,8 @@ pub(crate) struct Wrapped<B> {
     pub calls_of_chunks: Vec<usize>,
     pub places: Vec<(usize, usize)>,
     /// The same as in [`Units`].
-    pub draw: Option<Box<Draw>>,
-    pub marks: Marks,
+    pub initializer: Option<Box<Initializer>>,
+    pub rules: ParameterRules,
     pub first_error: FirstError,
     pub shape: Option<Box<ShapeOf<B>>>,
 }
@@ -90,8 +90,8 @@ pub(crate) fn wrap<B>(mut model: Units<B>, config: &FsdpConfig) -> Result<Wrappe
     match (0..units.len()).find(|unit| calls.iter().all(|call| call.unit != *unit)) {
         Some(unused) => Err(FsdpError::Calls(format!("none is of the unit {}", units[unused].name()))),
         None => {
-            let Units { draw, marks, first_error, shape, .. } = model;
-            Ok(Wrapped { units, calls, calls_of_chunks, places, draw, marks, first_error, shape })
+            let Units { initializer, rules, first_error, shape, .. } = model;
+            Ok(Wrapped { units, calls, calls_of_chunks, places, initializer, rules, first_error, shape })
         }
     }
 }

@@ -1,7 +1,7 @@
 //! AdamW on one shard.
 
 use crate::Layout;
-use crate::memory::{Category, Held, Ledger, bytes};
+use crate::memory::{Category, Ledger, MemoryGuard, bytes};
 use burn::tensor::{DType, Tensor};
 use fused::{AdamW, AdamWState, AdamWStep, adamw};
 use std::ops::Range;
@@ -23,7 +23,7 @@ pub(crate) struct ShardOptimizer {
     state: Option<AdamWState>,
     ledger: Ledger,
     /// The moments' bytes; `None` before the first step.
-    held: Option<Held>,
+    held: Option<MemoryGuard>,
 }
 
 impl ShardOptimizer {

@@ -1,9 +1,9 @@
 //! The ranks that keep each parameter and those that compute each call.
 
-use crate::plan::{Class, Holders};
+use crate::plan::{Class, UnitStages};
 use crate::{FsdpConfig, FsdpError, PipelineConfig, Strategy};
 use comm::{Axis, CommError, Communicator, Mesh};
-use schedule::deal;
+use schedule::partition;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -11,10 +11,10 @@ use std::ops::Range;
 pub(crate) struct Groups {
     pub world: Communicator,
     /// The ranks that keep dense parameters, and those that keep experts if experts are distributed.
-    dense: Keepers,
-    experts: Option<Keepers>,
+    dense: ShardGroups,
+    experts: Option<ShardGroups>,
     /// The ranks that keep parts of matrices, if matrices are cut over ranks.
-    tensor: Option<Keepers>,
+    tensor: Option<ShardGroups>,
     /// One rank of each stage, in stage order: the one with this rank's place in its stage.
     pub stages: Communicator,
     /// For each unit that several stages hold: the ranks of [`stages`](Self::stages) that hold it.
@@ -23,7 +23,7 @@ pub(crate) struct Groups {
 
 /// The ranks of a stage that keep a class of parameters. A strategy is a number of replicas with a number of shards
 /// each; only `block` moves its shards in an order of its own.
-pub(crate) struct Keepers {
+pub(crate) struct ShardGroups {
     /// The S ranks that hold different shards of the same replica.
     pub shard: Communicator,
     /// The ranks that hold the same shard of different replicas.
@@ -53,14 +53,14 @@ impl Groups {
     pub fn new(world: Communicator, config: &FsdpConfig) -> Result<(Self, usize), FsdpError> {
         let shape = config.mesh(world.world_size())?;
         let mesh = Mesh::new(world, shape)?;
-        let keepers = |class| {
+        let shard_groups = |class| {
             let [shard, replicate, parts] = axes_of(class, config.strategy);
             let (shard, replicate) = (mesh.over(&shard)?, mesh.over(&replicate)?);
-            Ok::<_, CommError>(Keepers { shard, replicate, parts: mesh.over(&parts)? })
+            Ok::<_, CommError>(ShardGroups { shard, replicate, parts: mesh.over(&parts)? })
         };
-        let dense = keepers(Class::Dense)?;
-        let experts = (config.ep > 1).then(|| keepers(Class::Expert)).transpose()?;
-        let tensor = (config.tp > 1).then(|| keepers(Class::Tensor)).transpose()?;
+        let dense = shard_groups(Class::Dense)?;
+        let experts = (config.ep > 1).then(|| shard_groups(Class::Expert)).transpose()?;
+        let tensor = (config.tp > 1).then(|| shard_groups(Class::Tensor)).transpose()?;
         let stages = mesh.over(&[Axis::Pp])?;
         let stage = stages.rank();
         Ok((Self { world: mesh.world().clone(), dense, experts, tensor, stages, ties: vec![] }, stage))
@@ -68,9 +68,9 @@ impl Groups {
 
     /// Returns the same groups with a separate order of collectives. This is a collective.
     pub fn again(&self) -> Result<Self, CommError> {
-        let again = |of: &Keepers| {
+        let again = |of: &ShardGroups| {
             let (shard, replicate) = (of.shard.split(0)?, of.replicate.split(0)?);
-            Ok::<_, CommError>(Keepers { shard, replicate, parts: of.parts.split(0)? })
+            Ok::<_, CommError>(ShardGroups { shard, replicate, parts: of.parts.split(0)? })
         };
         Ok(Self {
             world: self.world.split(0)?,
@@ -83,7 +83,7 @@ impl Groups {
     }
 
     /// Returns the ranks that keep a class of parameters.
-    pub fn of(&self, class: Class) -> &Keepers {
+    pub fn of(&self, class: Class) -> &ShardGroups {
         match class {
             Class::Dense | Class::Fp32 => &self.dense,
             Class::Expert => self.experts.as_ref().expect("experts are a class where they are spread"),
@@ -93,7 +93,11 @@ impl Groups {
 
     /// Returns the stages that hold a unit with these calls. All ranks ask for all units in turn, because a unit on
     /// several stages gets a group.
-    pub fn holders(&mut self, stages: &Stages, calls: impl Iterator<Item = usize>) -> Result<Holders, FsdpError> {
+    pub fn unit_stages(
+        &mut self,
+        stages: &Stages,
+        calls: impl Iterator<Item = usize>,
+    ) -> Result<UnitStages, FsdpError> {
         let all: BTreeSet<usize> = calls.map(|call| stages.of_call(call)).collect();
         let first = *all.first().expect("a unit has a call");
         let (is_here, is_first) = (all.contains(&stages.stage), first == stages.stage);
@@ -103,7 +107,7 @@ impl Groups {
             self.ties.push(self.stages.split(if is_here { first } else { others })?);
             tie = Some(self.ties.len() - 1);
         }
-        Ok(Holders { first, is_here, is_first, tie })
+        Ok(UnitStages { first, is_here, is_first, tie })
     }
 }
 
@@ -151,7 +155,7 @@ impl Stages {
             )));
         }
         let counts = match config.calls.as_slice() {
-            [] => deal(&parameters.iter().map(|count| *count as f64).collect::<Vec<_>>(), chunks),
+            [] => partition(&parameters.iter().map(|count| *count as f64).collect::<Vec<_>>(), chunks),
             given => given.to_vec(),
         };
         if counts.len() != chunks || counts.contains(&0) || counts.iter().sum::<usize>() != calls {

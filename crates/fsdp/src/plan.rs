@@ -1,7 +1,7 @@
 //! The properties that all units of a rank share, and the stages that hold a unit.
 
 use crate::memory::{Category, Counted, Ledger};
-use crate::placement::{Groups, Keepers};
+use crate::placement::{Groups, ShardGroups};
 use crate::precision::FloatType;
 use crate::{FsdpConfig, Strategy};
 use burn::tensor::{DType, Device, Tensor};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// The stages of a pipeline that hold a unit, as seen from one stage.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Holders {
+pub(crate) struct UnitStages {
     /// The first of these stages, which saves the unit's state.
     pub first: usize,
     /// Whether this rank's stage is one of them.
@@ -95,7 +95,7 @@ impl Plan {
 
     /// Returns the plan of another class.
     pub fn of(&self, class: Class, groups: &Groups) -> Self {
-        let Keepers { shard, replicate, parts } = groups.of(class);
+        let ShardGroups { shard, replicate, parts } = groups.of(class);
         Self {
             class,
             param: if class == Class::Fp32 { FloatType::Fp32 } else { self.param },

@@ -52,7 +52,7 @@ impl Shapes {
     ) -> Result<Self, FsdpError> {
         config.validate(world_size)?;
         let mesh = config.mesh(world_size)?;
-        let Wrapped { units: modules, calls, calls_of_chunks, marks, .. } = wrap(units, config)?;
+        let Wrapped { units: modules, calls, calls_of_chunks, rules, .. } = wrap(units, config)?;
         let stages = Stages::new(&config.pipeline, &calls_of_chunks, mesh.coordinate(rank, Axis::Pp))?;
         let is_here = |unit: usize| (0..calls.len()).any(|i| calls[i].unit == unit && stages.is_here(i));
         let axes = |class| axes_of(class, config.strategy);
@@ -67,7 +67,7 @@ impl Shapes {
             let (whole, whole_fp32) = (len * size, len * size_of::<f32>());
             Class { of, shards, shard: whole_fp32 / shards, whole, whole_fp32 }
         };
-        let class_of = marks.class_of(config);
+        let class_of = rules.class_of(config);
         let unit = |(i, modules): (usize, &Modules)| {
             let classes = modules.classes(parts, &class_of)?;
             Ok(Unit { classes: classes.params.into_iter().map(class).collect(), is_here: is_here(i) })

@@ -2,11 +2,11 @@
 
 mod kept;
 
-use crate::comm_thread::{Lanes, Pending};
+use crate::comm_thread::{CommStreams, Pending};
 use crate::cut::{self, Sliced};
 use crate::memory::{Category, Counted};
 use crate::optimizer::{GradientScale, ShardOptimizer};
-use crate::plan::{Class, Holders, Plan};
+use crate::plan::{Class, Plan, UnitStages};
 use crate::precision::FloatType;
 use crate::unit::Value;
 use crate::weights::Flat;
@@ -23,7 +23,7 @@ pub(crate) struct FlatShard {
     /// The layout of this rank's part of each parameter.
     layout: Layout,
     plan: Plan,
-    holders: Holders,
+    unit_stages: UnitStages,
     /// fp32: this rank's shard, or all parameters if there is only one shard.
     master: Counted,
     /// All parameters in the compute type, if there is one shard in 16 bits, and under `zero1` and `shard_grad_op`.
@@ -43,7 +43,7 @@ pub(crate) struct FlatShard {
 
 impl FlatShard {
     /// Creates a shard of this rank's parts of parameters. Its values must be set afterwards.
-    pub fn new(params: Vec<Sliced>, config: &FsdpConfig, plan: &Plan, holders: Holders) -> Self {
+    pub fn new(params: Vec<Sliced>, config: &FsdpConfig, plan: &Plan, unit_stages: UnitStages) -> Self {
         let layout = cut::layout(&params, plan.place(), plan.shards);
         let len = layout.padded_len() / plan.shards;
         Self {
@@ -51,7 +51,7 @@ impl FlatShard {
             params,
             layout,
             plan: plan.clone(),
-            holders,
+            unit_stages,
             master: plan.count(Tensor::zeros([0], &plan.rest_device), Category::Parameters),
             replica: None,
             stepped: None,
@@ -159,7 +159,7 @@ impl FlatShard {
     }
 
     /// Gathers all parameters in the compute type; under `block` on rank `owner` only.
-    pub fn gather(&self, lanes: &Lanes, owner: usize) -> Pending<Option<Flat>> {
+    pub fn gather(&self, streams: &CommStreams, owner: usize) -> Pending<Option<Flat>> {
         let plan = &self.plan;
         if !plan.gathers() {
             let at_hand = self.replica.as_ref().unwrap_or(&self.master);
@@ -169,12 +169,12 @@ impl FlatShard {
         let (device, dtype) = (plan.device.clone(), plan.param.dtype());
         match (plan.shards, plan.strategy) {
             (1, _) => Pending::ready(Some(Flat::gathered(master.cast(dtype).to_device(&device), &ledger))),
-            (_, Strategy::Block) => lanes.gather.submit(move |groups| {
+            (_, Strategy::Block) => streams.gather.submit(move |groups| {
                 let shard = &groups.of(class).shard;
                 let shards = shard.gather(master.cast(dtype).to_device(&device), owner)?;
                 Ok((shard.rank() == owner).then(|| Flat::gathered(Tensor::cat(shards, 0), &ledger)))
             }),
-            _ => lanes.gather.submit(move |groups| {
+            _ => streams.gather.submit(move |groups| {
                 let flat = groups.of(class).shard.all_gather(master.cast(dtype).to_device(&device))?;
                 Ok(Some(Flat::gathered(flat, &ledger)))
             }),
@@ -182,13 +182,13 @@ impl FlatShard {
     }
 
     /// Gathers the masters of all parts, concatenated, on every rank of every stage.
-    pub fn gather_masters(&self, lanes: &Lanes) -> Pending<Tensor<1>> {
+    pub fn gather_masters(&self, streams: &CommStreams) -> Pending<Tensor<1>> {
         let (master, device, class) =
             (hand_over(self.master.tensor.clone()), self.plan.device.clone(), self.plan.class);
-        let (holders, longest, parts) = (self.holders, self.longest(), self.plan.parts);
-        lanes.gather.submit(move |groups| {
+        let (unit_stages, longest, parts) = (self.unit_stages, self.longest(), self.plan.parts);
+        streams.gather.submit(move |groups| {
             let of = groups.of(class);
-            let whole = match holders.is_here {
+            let whole = match unit_stages.is_here {
                 true => {
                     let mine = of.shard.all_gather(master.to_device(&device))?;
                     let missing = longest - mine.dims()[0];
@@ -198,13 +198,13 @@ impl FlatShard {
                 }
                 false => Tensor::zeros([longest * parts], &device),
             };
-            if groups.stages.world_size() == 1 { Ok(whole) } else { groups.stages.broadcast(whole, holders.first) }
+            if groups.stages.world_size() == 1 { Ok(whole) } else { groups.stages.broadcast(whole, unit_stages.first) }
         })
     }
 
     /// Adds a whole unit's gradient to those of earlier micro-batches and communicates it, unless communication is
     /// deferred to the `last` micro-batch. Pass the result to [`set_gradient`](Self::set_gradient).
-    pub fn reduce(&mut self, lanes: &Lanes, gradient: Tensor<1>, last: bool) -> Option<Pending<Counted>> {
+    pub fn reduce(&mut self, streams: &CommStreams, gradient: Tensor<1>, last: bool) -> Option<Pending<Counted>> {
         let plan = self.plan.clone();
         let gradient = match self.whole_gradient.take() {
             None => gradient,
@@ -220,7 +220,7 @@ impl FlatShard {
             return Some(Pending::ready(plan.count(sum, Category::Gradients)));
         }
         let in_flight = plan.count(hand_over(gradient), Category::Gradients);
-        Some(lanes.reduce.submit(move |groups| {
+        Some(streams.reduce.submit(move |groups| {
             let (gradient, groups) = (in_flight.tensor.clone(), groups.of(plan.class));
             let mut earlier = earlier.as_ref().map(|earlier| earlier.tensor.clone());
             let part = match plan.shards {
@@ -244,7 +244,7 @@ impl FlatShard {
     /// one of the unit's calls. `done` marks the last of them in this backward.
     pub fn scatter(
         &mut self,
-        lanes: &Lanes,
+        streams: &CommStreams,
         gradient: Option<Tensor<1>>,
         owner: usize,
         done: bool,
@@ -252,7 +252,7 @@ impl FlatShard {
         let (plan, later_calls) = (self.plan.clone(), self.partial.take());
         let earlier = if done { self.gradient.take() } else { None };
         let in_flight = gradient.map(|gradient| plan.count(hand_over(gradient), Category::Gradients));
-        lanes.reduce.submit(move |groups| {
+        streams.reduce.submit(move |groups| {
             let parts = in_flight.as_ref().map(|full| {
                 let full = full.tensor.clone().cast(plan.reduce.dtype());
                 let len = full.dims()[0] / plan.shards;
@@ -268,10 +268,10 @@ impl FlatShard {
 
     /// Sums the gradient over the stages that hold the unit, if there are several. Pass the result to
     /// [`set_gradient`](Self::set_gradient).
-    pub fn sum_over_holders(&mut self, lanes: &Lanes) -> Option<Pending<Counted>> {
+    pub fn sum_over_holders(&mut self, streams: &CommStreams) -> Option<Pending<Counted>> {
         let tie = self.tie()?;
         let (gradient, plan) = (self.gradient.take()?, self.plan.clone());
-        Some(lanes.reduce.submit(move |groups| {
+        Some(streams.reduce.submit(move |groups| {
             let mine = gradient.tensor.clone().to_device(&plan.device);
             let sum = groups.ties[tie].all_reduce(mine, Reduce::Sum)?;
             Ok(plan.count(sum.to_device(&plan.rest_device), Category::Gradients))
@@ -290,13 +290,13 @@ impl FlatShard {
     /// Returns the sum of squares of this rank's gradient in f64, so that it does not depend on the sharding. If
     /// several stages hold the unit, only the first one has it.
     pub fn gradient_square(&self) -> f64 {
-        let gradient = self.gradient.as_ref().filter(|_| self.holders.is_first);
+        let gradient = self.gradient.as_ref().filter(|_| self.unit_stages.is_first);
         gradient.map_or(0.0, |gradient| fused::sum_of_squares(gradient.tensor.clone()))
     }
 
     /// Adds those squares times `factor` to `sum`, on the gradient's device; see [`fused::add_sum_of_squares`].
     pub fn add_gradient_square(&self, sum: Tensor<1>, factor: f64) -> Tensor<1> {
-        match self.gradient.as_ref().filter(|_| self.holders.is_first) {
+        match self.gradient.as_ref().filter(|_| self.unit_stages.is_first) {
             Some(gradient) => fused::add_sum_of_squares(sum, gradient.tensor.clone(), factor),
             None => sum,
         }
@@ -324,7 +324,7 @@ impl FlatShard {
 
     /// Returns the group of stages that hold the unit, if there are several and this stage is one.
     fn tie(&self) -> Option<usize> {
-        self.holders.tie.filter(|_| self.holders.is_here)
+        self.unit_stages.tie.filter(|_| self.unit_stages.is_here)
     }
 
     /// Returns the number of steps that the optimizer has made.
@@ -339,15 +339,15 @@ impl FlatShard {
 
     /// Starts to gather the replica of the stepped masters, if there is one. Pass it to
     /// [`set_replica`](Self::set_replica).
-    pub fn replicate(&mut self, lanes: &Lanes) -> Option<Pending<Counted>> {
-        (self.plan.replicates() && self.holders.is_here).then_some(())?;
+    pub fn replicate(&mut self, streams: &CommStreams) -> Option<Pending<Counted>> {
+        (self.plan.replicates() && self.unit_stages.is_here).then_some(())?;
         let plan = self.plan.clone();
         let mine = self.stepped.take().unwrap_or_else(|| self.master.tensor.clone().cast(plan.param.dtype()));
         if plan.shards == 1 {
             return Some(Pending::ready(plan.count(mine, Category::Parameters)));
         }
         let mine = hand_over(mine);
-        Some(lanes.gather.submit(move |groups| {
+        Some(streams.gather.submit(move |groups| {
             let replica = groups.of(plan.class).shard.all_gather(mine.to_device(&plan.device))?;
             Ok(plan.count(replica, Category::Parameters))
         }))

@@ -1,15 +1,15 @@
 //! A unit at rest: its parameters by class, each class kept by its own group of ranks.
 
-use crate::comm_thread::{Lanes, Pending};
+use crate::comm_thread::{CommStreams, Pending};
 use crate::copies::ShardCopy;
 use crate::memory::Counted;
 use crate::modules::{BoundModules, Classes, Modules};
 use crate::optimizer::GradientScale;
-use crate::plan::{Class, Holders, Plan};
+use crate::plan::{Class, Plan, UnitStages};
 use crate::shard::{FlatShard, owned_copy};
 use crate::state::{ReadPart, StatePart};
 use crate::storage::device::Leaf;
-use crate::unit::{Draw, Value, ValuesFrom};
+use crate::unit::{Initializer, Value, ValuesFrom};
 use crate::weights::Weights;
 use crate::{FsdpConfig, FsdpError};
 use burn::tensor::{Device, Tensor, TensorData};
@@ -41,17 +41,18 @@ impl ShardedUnit {
         plans: &[Plan],
         class_of: &dyn Fn(&str) -> (Class, Option<Cut>),
         values: ValuesFrom,
-        holders: Holders,
+        unit_stages: UnitStages,
     ) -> Result<(Self, Option<f64>), FsdpError> {
         let plan = |class| plans.iter().find(|plan| plan.class == class).expect("a plan for each class");
         let Classes { places, params } = modules.classes(|class| plan(class).parts, class_of)?;
-        let classes = params.into_iter().map(|(class, params)| FlatShard::new(params, config, plan(class), holders));
+        let classes =
+            params.into_iter().map(|(class, params)| FlatShard::new(params, config, plan(class), unit_stages));
         let (classes, len) = (classes.collect(), modules.len());
         let mut unit = Self { modules, classes, places, len };
         let device = &plans[0].device;
         let square = match values {
-            ValuesFrom::Modules if holders.is_here => Some(unit.take_values(device)),
-            ValuesFrom::Draw(draw) if holders.is_here => Some(unit.draw_values(draw, device)),
+            ValuesFrom::Modules if unit_stages.is_here => Some(unit.take_values(device)),
+            ValuesFrom::Initializer(initializer) if unit_stages.is_here => Some(unit.initialize(initializer, device)),
             _ => None,
         };
         unit.modules.release();
@@ -78,13 +79,13 @@ impl ShardedUnit {
         square
     }
 
-    fn draw_values(&mut self, draw: &Draw, device: &Device) -> f64 {
+    fn initialize(&mut self, initializer: &Initializer, device: &Device) -> f64 {
         let Self { modules, classes, places, .. } = self;
         let mut values: Vec<Vec<Option<Tensor<1>>>> = classes.iter().map(|_| vec![]).collect();
         let mut square = 0.0;
         for ((name, shape), (class, i)) in modules.params().iter().zip(places.iter()) {
             let drawn = |runs: &[Range<usize>]| {
-                let values = draw(name, shape.len(), runs);
+                let values = initializer(name, shape.len(), runs);
                 let len = values.len();
                 Tensor::<1>::from_data(TensorData::new(values, [len]), device)
             };
@@ -107,8 +108,8 @@ impl ShardedUnit {
 
     /// Gathers the whole unit's parameters, or this rank's parts of them, in the compute type; under `block` on rank
     /// `owner` only.
-    pub fn gather(&self, lanes: &Lanes, owner: usize) -> Pending<Option<Weights>> {
-        let classes = self.classes.iter().map(|class| class.gather(lanes, owner)).collect();
+    pub fn gather(&self, streams: &CommStreams, owner: usize) -> Pending<Option<Weights>> {
+        let classes = self.classes.iter().map(|class| class.gather(streams, owner)).collect();
         Pending::all(classes).then(|flats| flats.into_iter().collect::<Option<Vec<_>>>().map(Weights::new))
     }
 
@@ -140,8 +141,8 @@ impl ShardedUnit {
     }
 
     /// Returns the modules with their whole parameters in fp32, on every rank of every stage.
-    pub fn gather_whole(&self, lanes: &Lanes) -> Result<BoundModules, FsdpError> {
-        let classes = self.classes.iter().map(|class| class.gather_masters(lanes)).collect();
+    pub fn gather_whole(&self, streams: &CommStreams) -> Result<BoundModules, FsdpError> {
+        let classes = self.classes.iter().map(|class| class.gather_masters(streams)).collect();
         let flats = Pending::all(classes).wait()?;
         let value = |(class, i): &(usize, usize)| -> Value { self.classes[*class].whole_value(&flats[*class], *i) };
         Ok(self.modules.bind(&mut self.places.iter().map(value), false))
@@ -173,8 +174,13 @@ impl ShardedUnit {
     }
 
     /// Calls [`FlatShard::reduce`] for each class.
-    pub fn reduce(&mut self, lanes: &Lanes, gradients: Vec<Tensor<1>>, last: bool) -> Pending<Vec<Option<Counted>>> {
-        let reduce = |(class, gradient): (&mut FlatShard, Tensor<1>)| match class.reduce(lanes, gradient, last) {
+    pub fn reduce(
+        &mut self,
+        streams: &CommStreams,
+        gradients: Vec<Tensor<1>>,
+        last: bool,
+    ) -> Pending<Vec<Option<Counted>>> {
+        let reduce = |(class, gradient): (&mut FlatShard, Tensor<1>)| match class.reduce(streams, gradient, last) {
             Some(pending) => pending.then(Some),
             None => Pending::ready(None),
         };
@@ -184,7 +190,7 @@ impl ShardedUnit {
     /// Calls [`FlatShard::scatter`] for each class.
     pub fn scatter(
         &mut self,
-        lanes: &Lanes,
+        streams: &CommStreams,
         gradients: Option<Vec<Tensor<1>>>,
         owner: usize,
         done: bool,
@@ -192,15 +198,15 @@ impl ShardedUnit {
         let mut gradients = gradients.map(Vec::into_iter);
         let scatter = |class: &mut FlatShard| {
             let gradient = gradients.as_mut().map(|all| all.next().expect("a gradient for each class"));
-            class.scatter(lanes, gradient, owner, done).then(Some)
+            class.scatter(streams, gradient, owner, done).then(Some)
         };
         Pending::all(self.classes.iter_mut().map(scatter).collect())
     }
 
     /// Sums the gradient over the stages that hold the unit, if there are several.
-    pub fn sum_over_holders(&mut self, lanes: &Lanes) -> Result<(), FsdpError> {
+    pub fn sum_over_holders(&mut self, streams: &CommStreams) -> Result<(), FsdpError> {
         for class in &mut self.classes {
-            if let Some(sum) = class.sum_over_holders(lanes) {
+            if let Some(sum) = class.sum_over_holders(streams) {
                 class.set_gradient(sum.wait()?, true);
             }
         }
@@ -273,8 +279,8 @@ impl ShardedUnit {
 
     /// Starts to gather the replicas of the stepped masters, if there are any; pass them to
     /// [`set_replicas`](Self::set_replicas).
-    pub fn replicate(&mut self, lanes: &Lanes) -> Pending<Vec<Option<Counted>>> {
-        let replicate = |class: &mut FlatShard| match class.replicate(lanes) {
+    pub fn replicate(&mut self, streams: &CommStreams) -> Pending<Vec<Option<Counted>>> {
+        let replicate = |class: &mut FlatShard| match class.replicate(streams) {
             Some(pending) => pending.then(Some),
             None => Pending::ready(None),
         };

@@ -148,7 +148,7 @@ impl<'a> Step<'a> {
         if self.config.keeps_gathered() {
             return 1;
         }
-        let again = |i: usize| self.config.regathers(i, self.shapes.calls.len());
+        let again = |i: usize| self.config.reshards_after_forward(i, self.shapes.calls.len());
         calls.iter().map(|i| 1 + usize::from(again(*i))).sum::<usize>() * self.run.micro_batches
     }
 

@@ -38,8 +38,8 @@ pub struct Units<B> {
     pub(crate) calls: Vec<Call<B>>,
     /// The roles of the calls.
     pub(crate) roles: Vec<Role>,
-    pub(crate) draw: Option<Box<Draw>>,
-    pub(crate) marks: Marks,
+    pub(crate) initializer: Option<Box<Initializer>>,
+    pub(crate) rules: ParameterRules,
     pub(crate) first_error: FirstError,
     pub(crate) shape: Option<Box<ShapeOf<B>>>,
 }
@@ -51,13 +51,13 @@ pub(crate) type ShapeOf<B> = dyn Fn(&B) -> [usize; 2];
 type CutOf = dyn Fn(&str) -> Option<Cut>;
 
 /// Selects by name the parameters that are kept differently from others.
-pub(crate) struct Marks {
+pub(crate) struct ParameterRules {
     is_expert: Box<dyn Fn(&str) -> bool>,
     is_fp32: Box<dyn Fn(&str) -> bool>,
     cut: Box<CutOf>,
 }
 
-impl Marks {
+impl ParameterRules {
     /// Returns the class of a parameter, and how it is cut.
     pub fn class_of(&self, config: &FsdpConfig) -> impl Fn(&str) -> (Class, Option<Cut>) {
         let (spread, cuts, rounds) = (config.ep > 1, config.tp > 1, config.precision.param != FloatType::Fp32);
@@ -72,7 +72,7 @@ impl Marks {
 
 /// Returns the values of runs of a parameter's elements, flat and concatenated. The arguments are its name (the unit's
 /// name, a dot, the path of fields), its number of dimensions, and the runs.
-pub(crate) type Draw = dyn Fn(&str, usize, &[Range<usize>]) -> Vec<f32>;
+pub(crate) type Initializer = dyn Fn(&str, usize, &[Range<usize>]) -> Vec<f32>;
 
 /// The source of a model's parameter values.
 #[derive(Clone, Copy)]
@@ -80,7 +80,7 @@ pub(crate) enum ValuesFrom<'a> {
     /// The modules have them or create them.
     Modules,
     /// Each rank draws the values that it holds.
-    Draw(&'a Draw),
+    Initializer(&'a Initializer),
     /// A state is loaded later, so none are created.
     State,
 }
@@ -136,7 +136,7 @@ impl From<Tensor<1>> for Loss {
 impl<B: 'static> Units<B> {
     /// Creates a model without units.
     pub fn new() -> Self {
-        let marks = Marks {
+        let rules = ParameterRules {
             is_expert: Box::new(|_: &str| false),
             is_fp32: Box::new(|_: &str| false),
             cut: Box::new(|_: &str| None),
@@ -145,25 +145,25 @@ impl<B: 'static> Units<B> {
             units: vec![],
             calls: vec![],
             roles: vec![],
-            draw: None,
-            marks,
+            initializer: None,
+            rules,
             first_error: FirstError::default(),
             shape: None,
         }
     }
 
-    /// Takes values from `draw` instead of the modules. Each rank draws only the values that it holds: `draw` gets a
+    /// Takes values from `initializer` instead of the modules. Each rank draws only the values that it holds: `initializer` gets a
     /// parameter's name (the unit's name, a dot, the path of fields), its number of dimensions and runs of its
     /// elements, and returns the values of the runs, flat and concatenated.
-    pub fn draw(&mut self, draw: impl Fn(&str, usize, &[Range<usize>]) -> Vec<f32> + 'static) {
-        self.draw = Some(Box::new(draw));
+    pub fn initializer(&mut self, initializer: impl Fn(&str, usize, &[Range<usize>]) -> Vec<f32> + 'static) {
+        self.initializer = Some(Box::new(initializer));
     }
 
     /// Marks the parameters whose names satisfy `is_expert` as stacks of experts. Each of
     /// [`FsdpConfig::ep`](crate::FsdpConfig) ranks holds a part of every stack, and the function of a call gets that
     /// part.
     pub fn experts(&mut self, is_expert: impl Fn(&str) -> bool + 'static) {
-        self.marks.is_expert = Box::new(is_expert);
+        self.rules.is_expert = Box::new(is_expert);
     }
 
     /// Ends a step if `first_error` reports a failure of the collectives that calls run themselves.
@@ -175,7 +175,7 @@ impl<B: 'static> Units<B> {
     /// ranks holds a part, and the function of a call gets that part and returns values for this rank's rows. Losses
     /// that it returns are this rank's shares, which add up.
     pub fn tensor_parallel(&mut self, cut: impl Fn(&str) -> Option<Cut> + 'static) {
-        self.marks.cut = Box::new(cut);
+        self.rules.cut = Box::new(cut);
     }
 
     /// Sets the function that returns the number of sequences in a batch's activations, and their length. A pipeline
@@ -187,7 +187,7 @@ impl<B: 'static> Units<B> {
     /// Keeps the parameters whose names satisfy `is_fp32` in fp32 in every call, whatever
     /// [`Precision`](crate::Precision) says.
     pub fn keep_fp32(&mut self, is_fp32: impl Fn(&str) -> bool + 'static) {
-        self.marks.is_fp32 = Box::new(is_fp32);
+        self.rules.is_fp32 = Box::new(is_fp32);
     }
 
     /// Adds a unit. Its parameter values are read when it is sharded, so a lazily initialized module is created only

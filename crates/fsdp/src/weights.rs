@@ -1,8 +1,8 @@
 //! A unit's parameters while they are used for computation.
 
-use crate::memory::{Category, Held, Ledger, bytes};
+use crate::memory::{Category, Ledger, MemoryGuard, bytes};
+use crate::storage::cpu::Storage;
 use crate::storage::device::Leaf;
-use crate::storage::host::Storage;
 use burn::tensor::Tensor;
 
 /// A whole unit's parameters, for as long as this lives.
@@ -18,7 +18,7 @@ pub(crate) struct Flat {
     pub tensor: Tensor<1>,
     storage: Option<Storage>,
     /// Counts gathered memory, but not memory at rest.
-    held: Option<Held>,
+    held: Option<MemoryGuard>,
 }
 
 impl Weights {

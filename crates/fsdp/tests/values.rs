@@ -18,7 +18,7 @@ const PROBE: usize = 64;
 fn drawn(model: &Model) -> (Units<Batch>, Arc<AtomicUsize>) {
     let (mut units, count) = (units(model.clone()), Arc::new(AtomicUsize::new(0)));
     let counted = count.clone();
-    units.draw(move |name, _, runs| {
+    units.initializer(move |name, _, runs| {
         let seed: usize = name.bytes().map(usize::from).sum();
         let value = |i: usize| ((i * 7919 + seed * 104_729) % 1000) as f32 / 2500.0 - 0.2;
         let values: Vec<f32> = runs.iter().cloned().flatten().map(value).collect();

@@ -22,7 +22,7 @@ pub struct Batch {
 pub struct MicroBatch {
     /// Position in the run. If it is set, the forward applies the dropout and router noise of the model's
     /// configuration; without it (evaluation, generation) it applies neither.
-    pub place: Option<RunPlace>,
+    pub place: Option<StepContext>,
     /// The documents of the rows; `None` treats each row as one document.
     pub documents: Option<Documents>,
     /// Positions at the end of each row that only make its length divisible among the ranks of its sequences. No other
@@ -36,7 +36,7 @@ pub struct MicroBatch {
 /// layout, on any number of ranks, and when the forward is recomputed for activation checkpointing; see
 /// [`fused::dropout`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RunPlace {
+pub struct StepContext {
     /// The run's seed.
     pub seed: u64,
     /// The optimizer step.
@@ -62,9 +62,9 @@ pub struct Documents {
     pub(crate) positions_bt: Tensor<2, Int>,
 }
 
-impl From<RunPlace> for MicroBatch {
+impl From<StepContext> for MicroBatch {
     /// A training micro-batch of whole rows.
-    fn from(place: RunPlace) -> Self {
+    fn from(place: StepContext) -> Self {
         Self { place: Some(place), ..Self::default() }
     }
 }

@@ -32,7 +32,7 @@ mod parallel;
 mod parameters;
 mod targets;
 
-pub use batch::{Batch, Documents, MicroBatch, RunPlace};
+pub use batch::{Batch, Documents, MicroBatch, StepContext};
 pub use cache::Cache;
 pub use cost::{Flops, Workload};
 pub use deepseek::{DeepSeek, DeepSeekConfig};

@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Int, Tensor};
 use fused::cube::{launches, testing, unreadable};
 use fused::embedding;
-use model::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, MicroBatch, Parallel, RunPlace, Targets};
+use model::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, MicroBatch, Parallel, StepContext, Targets};
 use moe::MoeConfig;
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ impl Trained for Gpt2 {
 impl Trained for DeepSeek {
     /// The loss as in training: the experts have a capacity and a load-balancing loss.
     fn loss(&self, tokens_bt: Tensor<2, Int>) -> Tensor<1> {
-        let (batch, alone) = (MicroBatch::from(RunPlace { seed: 1, step: 2, first_row: 0 }), Parallel::default());
+        let (batch, alone) = (MicroBatch::from(StepContext { seed: 1, step: 2, first_row: 0 }), Parallel::default());
         let (mut x_btd, mut of_balance) = (embedding(self.embed.weight.val(), tokens_bt.clone()), vec![]);
         for block in &self.blocks {
             let output = block.forward_over(x_btd, &batch, &alone);

@@ -2,7 +2,7 @@
 //! step.
 
 use burn::tensor::{Device, Int, Tensor};
-use model::{Gpt2, Gpt2Config, LanguageModel, MicroBatch, Parallel, RunPlace};
+use model::{Gpt2, Gpt2Config, LanguageModel, MicroBatch, Parallel, StepContext};
 
 const T: usize = 6;
 
@@ -17,7 +17,7 @@ fn tokens(sequences: usize) -> Tensor<2, Int> {
 }
 
 /// Logits of a training forward.
-fn train(model: &Gpt2, tokens_bt: Tensor<2, Int>, place: RunPlace) -> Vec<f32> {
+fn train(model: &Gpt2, tokens_bt: Tensor<2, Int>, place: StepContext) -> Vec<f32> {
     floats(model.head(model.hidden_of(tokens_bt, &place.into())))
 }
 
@@ -32,14 +32,14 @@ fn close(a: &[f32], b: &[f32]) -> bool {
 
 #[test]
 fn a_sequence_is_trained_alike_in_any_micro_batch_and_otherwise_at_another_step_or_place() {
-    let (model, dropout) = (model(0.2), RunPlace { seed: 5, step: 3, first_row: 8 });
+    let (model, dropout) = (model(0.2), StepContext { seed: 5, step: 3, first_row: 8 });
     let whole = train(&model, tokens(4), dropout);
     assert_eq!(whole, train(&model, tokens(4), dropout), "run again");
     let part = |rows: std::ops::Range<usize>, dropout| train(&model, tokens(4).slice([rows, 0..T]), dropout);
     let second_half = &whole[whole.len() / 2..];
-    assert!(close(&part(2..4, RunPlace { first_row: 10, ..dropout }), second_half), "in another micro-batch");
+    assert!(close(&part(2..4, StepContext { first_row: 10, ..dropout }), second_half), "in another micro-batch");
     for other in
-        [dropout, RunPlace { first_row: 10, step: 4, ..dropout }, RunPlace { first_row: 10, seed: 6, ..dropout }]
+        [dropout, StepContext { first_row: 10, step: 4, ..dropout }, StepContext { first_row: 10, seed: 6, ..dropout }]
     {
         assert!(!close(&part(2..4, other), second_half), "{other:?}");
     }
@@ -47,7 +47,7 @@ fn a_sequence_is_trained_alike_in_any_micro_batch_and_otherwise_at_another_step_
 
 #[test]
 fn evaluation_and_a_probability_of_0_drop_nothing() {
-    let dropout = RunPlace { seed: 5, step: 3, first_row: 0 };
+    let dropout = StepContext { seed: 5, step: 3, first_row: 0 };
     let evaluated = floats(model(0.2).logits(tokens(2)));
     assert_eq!(evaluated, floats(model(0.0).logits(tokens(2))));
     assert_eq!(evaluated, train(&model(0.0), tokens(2), dropout));
@@ -62,7 +62,7 @@ fn embeddings_keep_their_mean_over_steps() {
     let expected = floats(model.ends.embed(tokens(1), &MicroBatch::default(), &Parallel::default()));
     let mut mean = vec![0.0; expected.len()];
     for step in 0..steps {
-        let batch = RunPlace { seed: 1, step, first_row: 0 }.into();
+        let batch = StepContext { seed: 1, step, first_row: 0 }.into();
         let dropped = floats(model.ends.embed(tokens(1), &batch, &Parallel::default()));
         mean.iter_mut().zip(dropped).for_each(|(mean, x)| *mean += x / steps as f32);
     }

@@ -5,7 +5,8 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::{DType, Device, Gradients, Int, Tensor};
 use model::{
-    DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, Parallel, RunPlace, Targets, YarnConfig, deepseek::Head,
+    DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, Parallel, StepContext, Targets, YarnConfig,
+    deepseek::Head,
 };
 use moe::{MoeConfig, ScoreFunc};
 use std::collections::BTreeMap;
@@ -14,7 +15,7 @@ const VOCAB: usize = 37;
 const T: usize = 12;
 /// A seed whose parameters give a loss away from that of a uniform prediction and no near ties in expert selection.
 const SEED: u64 = 2;
-const PLACE: RunPlace = RunPlace { seed: 1, step: 2, first_row: 3 };
+const PLACE: StepContext = StepContext { seed: 1, step: 2, first_row: 3 };
 
 /// Loss and gradients of a model of either kind.
 trait Trained: LanguageModel + Module {

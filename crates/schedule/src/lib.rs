@@ -24,10 +24,10 @@
 //! the start of the first action on any stage to the end of the last one: a step ends on all stages at once.
 
 mod action;
-mod deal;
 mod gpipe;
 mod interleaved;
 mod one_f_one_b;
+mod partition;
 mod pipeline;
 mod program;
 mod simulate;
@@ -36,7 +36,7 @@ mod zb_v;
 mod zero_bubble;
 
 pub use action::{Action, Cell, Direction};
-pub use deal::deal;
+pub use partition::partition;
 pub use pipeline::{Pipeline, PipelineError, Schedule, Ticks};
 pub use simulate::{Fault, Links, simulate};
 pub use timeline::{Event, Timeline};

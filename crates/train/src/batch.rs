@@ -5,7 +5,7 @@ use crate::error::TrainError;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use comm::SequenceRanks;
 use data::Prepared;
-use model::{Batch, Documents, MicroBatch, MtpBatch, RunPlace, Targets, TokenRows};
+use model::{Batch, Documents, MicroBatch, MtpBatch, StepContext, Targets, TokenRows};
 
 /// Creates [`Batch`]es from tokens.
 pub(crate) struct BatchMaker {
@@ -75,7 +75,12 @@ impl BatchMaker {
     ///
     /// # Errors
     /// If a token is beyond the model's vocabulary, because token files alone do not state how large theirs is.
-    pub fn for_training(&self, batch: data::Batch, place: Option<RunPlace>, scale: f64) -> Result<Batch, TrainError> {
+    pub fn for_training(
+        &self,
+        batch: data::Batch,
+        place: Option<StepContext>,
+        scale: f64,
+    ) -> Result<Batch, TrainError> {
         self.make(batch, place, scale, self.mtp_depth)
     }
 
@@ -90,7 +95,7 @@ impl BatchMaker {
     fn make(
         &self,
         batch: data::Batch,
-        place: Option<RunPlace>,
+        place: Option<StepContext>,
         scale: f64,
         mtp_depth: usize,
     ) -> Result<Batch, TrainError> {

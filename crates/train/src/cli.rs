@@ -18,6 +18,7 @@ use crate::config::{
 use crate::dry_run::Scratch;
 use crate::ending;
 use crate::error::TrainError;
+use crate::format::count;
 use crate::launch::Launch;
 use crate::place::Place;
 use crate::resume::{self, Start, Whole};
@@ -26,7 +27,6 @@ use crate::run_folder::{CONFIG, run_of};
 use crate::terminal::{self, shown};
 use crate::trainer::Outcome;
 use crate::unknown_argument;
-use crate::words::count;
 use checkpoint::{Checkpoint, Folder};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};

@@ -1,7 +1,7 @@
 //! A checkpoint's record of its training data, so that a resumed run can report that the data changed.
 
 use crate::error::TrainError;
-use crate::words::human_count;
+use crate::format::human_count;
 use checkpoint::Checkpoint;
 use data::{DataError, Prepared};
 use serde::{Deserialize, Serialize};

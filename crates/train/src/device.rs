@@ -7,7 +7,7 @@ mod gpus;
 mod libdevice;
 
 use crate::error::TrainError;
-use crate::words::count;
+use crate::format::count;
 use burn::tensor::Device;
 use fsdp::{FloatType, Precision};
 

@@ -3,6 +3,7 @@
 use crate::cli::say;
 use crate::config::{CheckpointConfig, Config};
 use crate::error::TrainError;
+use crate::format::{bytes, count, duration};
 use crate::launch::Launch;
 use crate::memory_check::Estimate;
 use crate::overview;
@@ -10,7 +11,6 @@ use crate::place::Place;
 use crate::resume::Resume;
 use crate::run_folder::RunFolder;
 use crate::trainer::{Job, Outcome};
-use crate::words::{bytes, count, duration};
 use checkpoint::Folder;
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;

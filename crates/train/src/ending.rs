@@ -1,9 +1,9 @@
 //! The last lines of a run: its result, and commands to type next.
 
+use crate::format::{count, duration, human, quoted};
 use crate::launch::Launch;
 use crate::terminal::{detail_to_stderr, to_stderr};
 use crate::trainer::Outcome;
-use crate::words::{count, duration, human, quoted};
 use std::env;
 
 /// Prints them to stderr.

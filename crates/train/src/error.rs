@@ -1,7 +1,7 @@
 //! The errors of a run.
 
 use crate::config::ConfigError;
-use crate::words::quoted;
+use crate::format::quoted;
 use checkpoint::CheckpointError;
 use comm::RankFailure;
 use data::DataError;

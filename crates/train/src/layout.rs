@@ -4,8 +4,8 @@
 mod tests;
 
 use crate::config::Config;
+use crate::format::bytes;
 use crate::units::units;
-use crate::words::bytes;
 use crate::workload::workload;
 use burn::tensor::Device;
 use fsdp::{Share, SharesRun, Strategy};

@@ -16,6 +16,7 @@
 //! ```
 
 pub mod allocator;
+mod atomic_write;
 mod batch;
 mod batches;
 pub mod cli;
@@ -28,6 +29,7 @@ mod dry_run;
 mod ending;
 mod epochs;
 mod error;
+mod format;
 mod launch;
 mod layout;
 mod learning_rate;
@@ -43,7 +45,6 @@ mod run;
 mod run_folder;
 mod saved;
 mod saver;
-mod spikes;
 mod step_line;
 mod terminal;
 mod trained;
@@ -52,9 +53,8 @@ mod units;
 mod unknown_argument;
 mod validation;
 mod vocabulary;
-mod whole_file;
-mod words;
 mod workload;
+mod z_score;
 
 pub use device::Devices;
 pub use error::TrainError;

@@ -13,11 +13,11 @@
 //! ```
 
 use crate::device::Devices;
+use crate::format::{count, human, human_count, wrapped};
 use crate::memory_check::Estimate;
 use crate::resume::Resume;
 use crate::terminal;
 use crate::trainer::Job;
-use crate::words::{count, human, human_count, wrapped};
 use fsdp::FloatType;
 
 /// Maximum width of the box, also used if stderr is not a terminal.

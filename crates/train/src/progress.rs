@@ -1,9 +1,9 @@
 //! The progress display of a training run.
 
+use crate::format::duration;
 use crate::metrics::StepMetrics;
 use crate::step_line::{Then, step_line};
 use crate::terminal;
-use crate::words::duration;
 use indicatif::{FormattedDuration, ProgressBar, ProgressState, ProgressStyle};
 use std::cell::Cell;
 use std::io::{self, IsTerminal};

@@ -1,10 +1,10 @@
 //! The records of a run: logs, metrics and TensorBoard events.
 
+use crate::atomic_write::open_own;
 use crate::error::TrainError;
 use crate::metrics::{EventMetrics, ExpertMetrics, StageMetrics, StepMetrics, UsageMetrics, ValMetrics};
 use crate::progress::Progress;
 use crate::run_folder::RunFolder;
-use crate::whole_file::open_own;
 use report::tensorboard::EventWriter;
 use serde::Serialize;
 use std::fs::{self, File, OpenOptions};

@@ -1,8 +1,8 @@
 //! The folder of a run.
 
+use crate::atomic_write::{open_own, read_regular, write_whole};
 use crate::config::{Config, ConfigError, Source};
 use crate::error::TrainError;
-use crate::whole_file::{open_own, read_regular, write_whole};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use checkpoint::{CheckpointError, Folder};
 use comm::Communicator;

@@ -15,7 +15,7 @@
 use crate::config::CheckpointConfig;
 use crate::copies;
 use crate::error::TrainError;
-use crate::words::{bytes, ranks};
+use crate::format::{bytes, ranks};
 use burn::tensor::Tensor;
 use checkpoint::{CheckpointError, Folder, Index, Kind, LossScale, Piece, Region, Values, Written, write_rank};
 use fsdp::{FsdpError, Part, State, StatePart};

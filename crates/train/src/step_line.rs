@@ -4,8 +4,8 @@
 //! step  10/300  loss  4.6494  lr 4.8e-4  grad   2.84     5228 tok/s   56.7 MB  epoch  0.011  eta 00:03:49
 //! ```
 
+use crate::format::bytes;
 use crate::metrics::StepMetrics;
-use crate::words::bytes;
 use indicatif::FormattedDuration;
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! The work of one rank in a run.
 
 mod pace;
+mod reporting;
 mod sampling;
 mod saving;
-mod telling;
 mod validating;
 
 use crate::allocator::allocated;
@@ -12,22 +12,22 @@ use crate::batches::{Batches, Rows};
 use crate::config::{Config, OnNonFinite, TrainConfig};
 use crate::device;
 use crate::error::TrainError;
+use crate::format::count;
 use crate::learning_rate::learning_rate;
 use crate::progress::Progress;
 use crate::recorder::Recorder;
 use crate::resume::Resume;
 use crate::run_folder::RunFolder;
 use crate::saver::Saver;
-use crate::spikes::Recent;
 use crate::units::{units, update_selection_biases};
 use crate::validation::ValidationSet;
-use crate::words::count;
+use crate::z_score::Recent;
 use burn::tensor::Device;
 use checkpoint::{Best, Lowest};
 use comm::Communicator;
 use data::{Buckets, Dataset, Loader, Prepared, Windows};
 use fsdp::{BeforeStep, Fsdp, FsdpConfig, NonFinite, StageTimes, StepReport, Unloaded};
-use model::{Batch, ExpertLoads, Flops, ModelUnits, Parallel, RunPlace};
+use model::{Batch, ExpertLoads, Flops, ModelUnits, Parallel, StepContext};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -237,7 +237,7 @@ impl<'a> Trainer<'a> {
             job,
             rank,
             saver: saving::saver(job, &folder, rank)?,
-            recorder: telling::recorder(job, &folder, rank, batches.micro_batch_size())?,
+            recorder: reporting::recorder(job, &folder, rank, batches.micro_batch_size())?,
             maker: BatchMaker::new(&job.config, job.data.end_of_text(), parallel.sequences, &device),
             device,
             folder,
@@ -332,7 +332,7 @@ impl<'a> Trainer<'a> {
         let counts = self.over_ranks(counts)?;
         let (mut micro_batches, mut weights) = (vec![], vec![]);
         for (Rows { rows, count }, tokens) in rows {
-            let place = RunPlace { seed: self.job.config.train.seed, step: step as u64, first_row: rows.start };
+            let place = StepContext { seed: self.job.config.train.seed, step: step as u64, first_row: rows.start };
             let place = Some(place).filter(|_| count); // filler micro-batches have no effect on the run
             micro_batches.push(self.maker.for_training(tokens, place, counts.scale())?);
             weights.push(if count { (rows.end - rows.start) as f64 } else { 0.0 });

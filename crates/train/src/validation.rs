@@ -2,7 +2,7 @@
 
 use crate::config::{ConfigError, DataConfig};
 use crate::error::TrainError;
-use crate::words::count;
+use crate::format::count;
 use data::{Dataset, OpenOptions, Prepared};
 
 /// A validation set: the validation split of a dataset.

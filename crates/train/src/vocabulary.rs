@@ -1,6 +1,6 @@
 //! The vocabulary of data without a known tokenizer.
 
-use crate::words::count;
+use crate::format::count;
 use data::{DataError, Dataset};
 
 /// Vocabularies are rounded up to a multiple of this. Matrix products are then faster, and tokens that happen not to

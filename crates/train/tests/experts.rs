@@ -9,7 +9,7 @@ use fsdp::{
     Schedule, Strategy, UnitId, Units, Wrap,
 };
 use model::deepseek::{Block, Head};
-use model::{DeepSeek, DeepSeekConfig, Parallel, RunPlace, Targets};
+use model::{DeepSeek, DeepSeekConfig, Parallel, StepContext, Targets};
 use moe::{ExpertParallel, Experts, MoeConfig, Router, ScoreFunc};
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const MICRO_BATCHES: [Range<usize>; 4] = [0..3, 3..4, 4..7, 7..8];
 
 struct Batch {
     tokens_bt: Tensor<2, Int>,
-    place: RunPlace,
+    place: StepContext,
 }
 
 impl Batch {
@@ -37,7 +37,7 @@ impl Batch {
         let token = |i: usize| ((i * i + 3 * i) % VOCAB) as i64;
         let tokens: Vec<i64> = (rows.start * T..rows.end * T).map(token).collect();
         let tokens_bt = Tensor::from_data(TensorData::new(tokens, [rows.len(), T]), &Device::flex());
-        Self { tokens_bt, place: RunPlace { seed: 1, step: 0, first_row: rows.start as u64 } }
+        Self { tokens_bt, place: StepContext { seed: 1, step: 0, first_row: rows.start as u64 } }
     }
 }
 
@@ -116,7 +116,7 @@ impl Case {
         }
         units.keep_fp32(Router::holds_bias);
         let (initial, favourite) = (DeepSeek::initial(&shape(), &self.moe, 7), self.favourite);
-        units.draw(move |name, dims, runs| match favourite {
+        units.initializer(move |name, dims, runs| match favourite {
             Some(expert) if name.ends_with("router.bias") => {
                 runs.iter().cloned().flatten().map(|i| if i == expert { 10.0 } else { 0.0 }).collect()
             }

@@ -3,7 +3,7 @@
 use super::{Graph, Micro, Runner, Saved};
 use crate::call::{Output, add};
 use crate::comm_thread::Pending;
-use crate::memory::{Category, Counted, Held, bytes};
+use crate::memory::{Category, Counted, MemoryGuard, bytes};
 use crate::modules::BoundModules;
 use crate::unit::{Activation, Loss};
 use crate::vjp::vjp_seed;
@@ -21,7 +21,7 @@ struct Reduction {
 }
 
 /// A call with deferred weight gradients.
-pub(crate) struct PutOff {
+pub(crate) struct DeferredWeights {
     call: usize,
     bound: BoundModules,
     /// The gradients of parameters that were not deferred.
@@ -30,7 +30,7 @@ pub(crate) struct PutOff {
     weights: Weights,
     /// The memory that is counted meanwhile: the inputs of the deferred gradients, and the gradients that are already
     /// available.
-    held: [Held; 2],
+    held: [MemoryGuard; 2],
 }
 
 impl<B> Runner<'_, B> {
@@ -47,8 +47,8 @@ impl<B> Runner<'_, B> {
         let prefetch = self.config.backward_prefetch;
         while let Some(call) = saved.pop() {
             let i = calls.start + saved.len();
-            let again = if self.regathers(i) { self.wait(ahead.take(), i)? } else { None };
-            let next = (calls.start..i).rev().find(|next| self.regathers(*next));
+            let again = if self.reshards_after_forward(i) { self.wait(ahead.take(), i)? } else { None };
+            let next = (calls.start..i).rev().find(|next| self.reshards_after_forward(*next));
             if prefetch == Prefetch::Pre && ahead.is_none() {
                 ahead = next.map(|next| self.gather(next));
             }
@@ -90,7 +90,7 @@ impl<B> Runner<'_, B> {
         mut saved: Vec<Saved>,
         mut cotangent: Option<Tensor<3>>,
         micro: &Micro<B>,
-    ) -> Result<(Vec<PutOff>, Option<Tensor<3>>), FsdpError> {
+    ) -> Result<(Vec<DeferredWeights>, Option<Tensor<3>>), FsdpError> {
         let (mut all, mut reduction) = (vec![], None::<Reduction>);
         while let Some(saved_call) = saved.pop() {
             let call = calls.start + saved.len();
@@ -103,7 +103,7 @@ impl<B> Runner<'_, B> {
             if !later.is_empty() {
                 let bytes = now.iter().flatten().map(bytes).sum();
                 let held = [_held, self.plan.ledger.hold(Category::Gradients, bytes)];
-                all.push(PutOff { call, bound, now, later, weights, held });
+                all.push(DeferredWeights { call, bound, now, later, weights, held });
                 continue;
             }
             // Nothing was deferred, so the gradients are complete.
@@ -117,9 +117,9 @@ impl<B> Runner<'_, B> {
     }
 
     /// Runs the second part of [`backward`](Self::backward).
-    pub fn backward_of_weights(&mut self, all: Vec<PutOff>, micro: &Micro<B>) -> Result<(), FsdpError> {
+    pub fn backward_of_weights(&mut self, all: Vec<DeferredWeights>, micro: &Micro<B>) -> Result<(), FsdpError> {
         let mut reduction = None::<Reduction>;
-        for PutOff { call, bound, now, later, weights, held } in all {
+        for DeferredWeights { call, bound, now, later, weights, held } in all {
             let (mut gradients, buffers) = self.unit(call).backward(&bound, || later.backward());
             self.first_error.check()?;
             let later = bound.take_gradients(&mut gradients);
@@ -168,7 +168,7 @@ impl<B> Runner<'_, B> {
         }
         if self.owners.is_some() {
             let done = !self.calls[..i].iter().any(|before| before.unit == unit);
-            let gradients = self.units[unit].scatter(self.lanes, gradients, owner, done);
+            let gradients = self.units[unit].scatter(self.streams, gradients, owner, done);
             return Some(Reduction { unit, gradients, done });
         }
         let mut gradients = gradients?;
@@ -188,7 +188,7 @@ impl<B> Runner<'_, B> {
         if last {
             self.kept[unit] = None;
         }
-        let gradients = self.units[unit].reduce(self.lanes, gradients, last);
+        let gradients = self.units[unit].reduce(self.streams, gradients, last);
         Some(Reduction { unit, gradients, done: true })
     }
 

@@ -12,7 +12,7 @@ pub struct Unloaded<B>(Fsdp<B>);
 
 impl<B: 'static> Unloaded<B> {
     /// Shards `units` as [`Fsdp::new`] does. A module with lazily initialized values never creates them, and nothing is
-    /// [drawn](Units::draw).
+    /// [drawn](Units::initializer).
     ///
     /// # Errors
     /// Returns the same errors as [`Fsdp::new`].
@@ -31,7 +31,7 @@ impl<B: 'static> Unloaded<B> {
             unit.load_state(progress.optimizer_steps, read)?;
         }
         for unit in &mut fsdp.units {
-            let replicas = unit.replicate(&fsdp.lanes).wait()?;
+            let replicas = unit.replicate(&fsdp.streams).wait()?;
             unit.set_replicas(replicas);
         }
         fsdp.loss_scale.resume(progress.loss_scale);

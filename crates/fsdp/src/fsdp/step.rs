@@ -32,7 +32,7 @@ impl<B: 'static> Fsdp<B> {
         let (losses, mut times) = self.interpreter(pipeline).train(micro_batches, &scales)?;
         let through = Instant::now();
         // Each stage has the gradients of its own calls.
-        self.units.iter_mut().try_for_each(|unit| unit.sum_over_holders(&self.lanes))?;
+        self.units.iter_mut().try_for_each(|unit| unit.sum_over_holders(&self.streams))?;
         let (limit, numbers) = (self.config.clip_grad_norm, numbers());
         let on_device = match self.rests_on_device() {
             true => Some(self.totals_on_device(&losses, &shares, &numbers)?),
@@ -118,7 +118,7 @@ impl<B: 'static> Fsdp<B> {
         let mut under_way = None;
         for i in 0..self.units.len() {
             self.units[i].step(lr, scale);
-            let before = under_way.replace((i, self.units[i].replicate(&self.lanes)));
+            let before = under_way.replace((i, self.units[i].replicate(&self.streams)));
             if let Some((unit, replicas)) = before {
                 self.units[unit].set_replicas(replicas.wait()?);
             }

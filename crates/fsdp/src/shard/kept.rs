@@ -12,7 +12,7 @@ use std::ops::Range;
 impl FlatShard {
     /// Returns the parts of parameters that this rank must save: its share of the shard, which `replicas` ranks hold.
     pub fn state(&self) -> Vec<StatePart> {
-        if !self.holders.is_first {
+        if !self.unit_stages.is_first {
             return vec![];
         }
         let (len, start) = (self.len(), self.range().start);
@@ -30,7 +30,7 @@ impl FlatShard {
     /// Reads this rank's shard with `read`, including the optimizer's moments if `steps` is above 0. A replica must be
     /// set afterwards.
     pub fn load_state(&mut self, steps: u64, read: &mut ReadPart) -> Result<(), FsdpError> {
-        if !self.holders.is_here {
+        if !self.unit_stages.is_here {
             return Ok(());
         }
         let (len, start) = (self.len(), self.range().start);
@@ -58,7 +58,7 @@ impl FlatShard {
 
     /// Adds `delta` to this rank's part of parameter `i`.
     pub fn add_to_parameter(&mut self, i: usize, delta: &[f32]) {
-        if !self.holders.is_here {
+        if !self.unit_stages.is_here {
             return;
         }
         let (param, held) = (&self.layout.params()[i], self.range());
@@ -80,7 +80,7 @@ impl FlatShard {
     /// no part or no copy of it.
     pub fn copy(&self) -> Option<(ShardOf, Vec<Tensor<1>>)> {
         let plan = &self.plan;
-        let has_copies = self.holders.is_here && (plan.replicas > 1 || self.holders.tie.is_some());
+        let has_copies = self.unit_stages.is_here && (plan.replicas > 1 || self.unit_stages.tie.is_some());
         has_copies.then(|| {
             let moments = self.optimizer.all_moments().into_iter().flatten();
             let tensors = std::iter::once(self.master.tensor.clone()).chain(moments).collect();

@@ -6,8 +6,8 @@
 //!
 //! | tensors | what is freed |
 //! |---|---|
-//! | on the CPU ([`host`]) | the bytes that all views of a buffer share |
+//! | on the CPU ([`cpu`]) | the bytes that all views of a buffer share |
 //! | on a device ([`device`]) | the memory handle of each leaf of the graph |
 
+pub(crate) mod cpu;
 pub(crate) mod device;
-pub(crate) mod host;

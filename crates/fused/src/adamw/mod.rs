@@ -151,7 +151,7 @@ impl Rates {
 }
 
 /// Updates parameter, mean and square, and returns the parameter's copy, which is empty if none is wanted.
-pub(crate) fn adamw_host<T: Element>([p, m, v]: [&mut [f32]; 3], g: &[f32], rates: &Rates) -> Vec<T> {
+pub(crate) fn adamw_cpu<T: Element>([p, m, v]: [&mut [f32]; 3], g: &[f32], rates: &Rates) -> Vec<T> {
     const TASK: usize = 32 * 1024;
     let mut copy = vec![T::from_f32(0.0); if rates.copy.is_some() { p.len() } else { 0 }];
     let (state, copies) = ([p, m, v].map(Pieces::new), Pieces::new(&mut copy));

@@ -38,10 +38,10 @@
 //! | [`causal_self_attention`] | | `[b, t, 3 heads d]`, one product | |
 //! | [`latent_attention`] | `[b, t, heads (nope + rope)]` | `nope` of `[b, t, heads (nope + v)]`, and one rotated part for all heads, `[b, t, rope]` | its `v` |
 
+mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 mod head;
-mod host;
 mod part;
 #[cfg(test)]
 mod tests;
@@ -53,9 +53,9 @@ use crate::ops::FusedOps;
 use crate::rope::RopeTable;
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Device, Int, Tensor};
-pub(crate) use host::{
-    Latent, Lying, Mask, Sizes, attention_backward_host, attention_host, latent_attention_backward_host,
-    latent_attention_host, self_attention_backward_host, self_attention_host,
+pub(crate) use cpu::{
+    Latent, Lying, Mask, Sizes, attention_backward_cpu, attention_cpu, latent_attention_backward_cpu,
+    latent_attention_cpu, self_attention_backward_cpu, self_attention_cpu,
 };
 pub use part::AttentionPart;
 

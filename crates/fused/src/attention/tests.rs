@@ -64,10 +64,10 @@ proptest! {
         t in prop_oneof![1usize..10, 60usize..70, 125usize..132, 250usize..300],
         d in prop_oneof![Just(1usize), Just(8), Just(24), 1usize..40],
         dv in prop_oneof![Just(8usize), 1usize..40],
-        lies_by_position in any::<bool>(),
+        by_position in any::<bool>(),
     ) {
         // Laid out as by a projection, with heads side by side, or head by head.
-        let input = |width| match lies_by_position {
+        let input = |width| match by_position {
             true => random([b, t, h, width]).swap_dims(1, 2),
             false => random([b, h, t, width]),
         };

@@ -36,7 +36,7 @@ pub fn clip_factor(totals: Tensor<1>, rule: ClipRule) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::fused_clip_factor(totals.inner().into_dispatch(), rule))
 }
 
-pub(crate) fn clip_factor_host(totals: &[f32], rule: ClipRule) -> f32 {
+pub(crate) fn clip_factor_cpu(totals: &[f32], rule: ClipRule) -> f32 {
     if !totals.iter().all(|total| total.is_finite()) {
         return -1.0;
     }

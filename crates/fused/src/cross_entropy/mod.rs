@@ -22,15 +22,15 @@
 //! Logits and their gradients have the dtype of the inputs. The loss and sums over the vocabulary are f32, the sum of
 //! the loss over rows is f64.
 
+mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
-mod host;
 
 use crate::check::Call;
 use crate::ops::FusedOps;
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
-pub(crate) use host::cross_entropy_host;
+pub(crate) use cpu::cross_entropy_cpu;
 
 /// The losses of next-token prediction, `[1]` each, f32.
 #[derive(Debug, Clone)]

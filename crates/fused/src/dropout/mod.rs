@@ -113,7 +113,7 @@ impl DropoutRule {
     }
 }
 
-pub(crate) fn dropout_host<T: Element>(x: &[T], rule: DropoutRule) -> Vec<T> {
+pub(crate) fn dropout_cpu<T: Element>(x: &[T], rule: DropoutRule) -> Vec<T> {
     let task = |first: usize, [x]: [&[T]; 1], y: &mut [MaybeUninit<T>]| {
         let mut done = 0;
         while done < x.len() {

@@ -41,13 +41,13 @@ pub fn embedding(weight_vd: Tensor<2>, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
     from_rows(Tensor::from_dispatch(rows), [b, t, d])
 }
 
-pub(crate) fn forward_host<T: Element>(weight: &[T], tokens: &[usize], d: usize) -> Vec<T> {
+pub(crate) fn forward_cpu<T: Element>(weight: &[T], tokens: &[usize], d: usize) -> Vec<T> {
     let rows = weight.len() / d.max(1);
     assert!(tokens.iter().all(|token| *token < rows), "embedding: a token is not in the vocabulary of {rows}");
     tokens.iter().flat_map(|token| &weight[token * d..(token + 1) * d]).copied().collect()
 }
 
-pub(crate) fn backward_host<T: Element>(tokens: &[usize], dy: &[T], rows: usize, d: usize) -> Vec<T> {
+pub(crate) fn backward_cpu<T: Element>(tokens: &[usize], dy: &[T], rows: usize, d: usize) -> Vec<T> {
     // The places of each row's tokens, in order: a counting sort.
     let mut ends = vec![0; rows + 1];
     tokens.iter().for_each(|token| ends[token + 1] += 1);

@@ -38,12 +38,12 @@ pub(crate) fn of(x: f32) -> f32 {
     x * sigmoid(TWICE * (x + CUBIC * x * x * x))
 }
 
-pub(crate) fn forward_host<T: Element>(x: &[T]) -> Vec<T> {
+pub(crate) fn forward_cpu<T: Element>(x: &[T]) -> Vec<T> {
     // SAFETY: `forward` sets all of `y`.
     unsafe { over_rows(1, x.len(), [x], |_, [x], y| forward(x, y)) }
 }
 
-pub(crate) fn backward_host<T: Element>(x: &[T], dy: &[T]) -> Vec<T> {
+pub(crate) fn backward_cpu<T: Element>(x: &[T], dy: &[T]) -> Vec<T> {
     // SAFETY: `backward` sets all of `dx`.
     unsafe { over_rows(1, x.len(), [x, dy], |_, [x, dy], dx| backward(x, dy, dx)) }
 }

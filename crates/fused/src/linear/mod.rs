@@ -11,7 +11,7 @@
 //! The backward keeps `W` and `x`, except for [`Rows`] that can be recomputed. The gradient of a `W` that is a leaf can
 //! be deferred; see [`deferred`](crate::deferred).
 
-mod host;
+mod cpu;
 mod rows;
 
 use crate::check::Call;
@@ -20,7 +20,7 @@ use crate::rows::{from_rows, to_rows};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
-pub(crate) use host::{Weighted, backward_host};
+pub(crate) use cpu::{Weighted, backward_cpu};
 pub use rows::{Again, Rows};
 
 /// Computes `x W + b`: `[.., from]` to `[.., to]`, with `W: [from, to]` and `b: [to]`. On the CPU, the bits of a row's

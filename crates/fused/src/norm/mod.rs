@@ -77,13 +77,13 @@ pub struct NormRule {
     pub centred: bool,
 }
 
-pub(crate) fn forward_host<T: Element>(x: &[T], gain: &[f32], bias: &[f32], rule: NormRule) -> Vec<T> {
+pub(crate) fn forward_cpu<T: Element>(x: &[T], gain: &[f32], bias: &[f32], rule: NormRule) -> Vec<T> {
     // SAFETY: `forward` sets all of `y`.
     unsafe { over_rows(gain.len(), x.len(), [x], |_, [x], y| forward(x, gain, bias, rule, y)) }
 }
 
 /// Returns the gradients of `x`, gain and bias.
-pub(crate) fn backward_host<T: Element>(x: &[T], gain: &[f32], dy: &[T], rule: NormRule) -> (Vec<T>, [Vec<f32>; 2]) {
+pub(crate) fn backward_cpu<T: Element>(x: &[T], gain: &[f32], dy: &[T], rule: NormRule) -> (Vec<T>, [Vec<f32>; 2]) {
     let (len, d) = (task_len(gain.len()), gain.len());
     // Each task sums its rows' contribution to both, then the contributions are added in order.
     let tasks = x.len().div_ceil(len);

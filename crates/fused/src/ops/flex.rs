@@ -1,15 +1,15 @@
 //! The operations in plain Rust, for the `flex` backend.
 
 use super::FusedOps;
-use crate::adamw::{Rates, adamw_host};
+use crate::adamw::{Rates, adamw_cpu};
 use crate::attention::{self, AttentionRule, Latent, LatentRule, Lying, Mask, Sizes};
-use crate::clip::{ClipRule, clip_factor_host};
-use crate::cross_entropy::{CrossEntropyRule, cross_entropy_host};
-use crate::dropout::{DropoutRule, dropout_host};
+use crate::clip::{ClipRule, clip_factor_cpu};
+use crate::cross_entropy::{CrossEntropyRule, cross_entropy_cpu};
+use crate::dropout::{DropoutRule, dropout_cpu};
 use crate::linear::{Again, Weighted};
 use crate::norm::{self, NormRule};
 use crate::slices::{contiguous, float, slice};
-use crate::sum_of_squares::{add_parts_host, sum_of_squares_host};
+use crate::sum_of_squares::{add_parts_cpu, sum_of_squares_cpu};
 use crate::with_float;
 use crate::{Element, embedding, gelu, linear, rope, silu_mul};
 use burn::backend::ops::FloatTensorOps;
@@ -20,17 +20,17 @@ use burn::tensor::DType;
 impl FusedOps for Flex {
     fn fused_gelu(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let x = contiguous(&x);
-        with_float!(x.dtype(), T => float(gelu::forward_host::<T>(slice(&x)), x.shape()))
+        with_float!(x.dtype(), T => float(gelu::forward_cpu::<T>(slice(&x)), x.shape()))
     }
 
     fn fused_gelu_backward(x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
         let (x, d_y) = (contiguous(&x), contiguous(&d_y));
-        with_float!(x.dtype(), T => float(gelu::backward_host::<T>(slice(&x), slice(&d_y)), x.shape()))
+        with_float!(x.dtype(), T => float(gelu::backward_cpu::<T>(slice(&x), slice(&d_y)), x.shape()))
     }
 
     fn fused_silu_mul(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
         let (gate, up) = (contiguous(&gate), contiguous(&up));
-        with_float!(gate.dtype(), T => float(silu_mul::forward_host::<T>(slice(&gate), slice(&up)), gate.shape()))
+        with_float!(gate.dtype(), T => float(silu_mul::forward_cpu::<T>(slice(&gate), slice(&up)), gate.shape()))
     }
 
     fn fused_silu_mul_backward(
@@ -40,7 +40,7 @@ impl FusedOps for Flex {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (gate, up, d_y) = (contiguous(&gate), contiguous(&up), contiguous(&d_y));
         with_float!(gate.dtype(), T => {
-            let (d_gate, d_up) = silu_mul::backward_host::<T>(slice(&gate), slice(&up), slice(&d_y));
+            let (d_gate, d_up) = silu_mul::backward_cpu::<T>(slice(&gate), slice(&up), slice(&d_y));
             (float(d_gate, gate.shape()), float(d_up, gate.shape()))
         })
     }
@@ -53,7 +53,7 @@ impl FusedOps for Flex {
     ) -> FloatTensor<Self> {
         let (x, gain, bias) = (contiguous(&x), contiguous(&gain), contiguous(&bias));
         with_float!(x.dtype(), T => {
-            float(norm::forward_host::<T>(slice(&x), slice(&gain), slice(&bias), rule), x.shape())
+            float(norm::forward_cpu::<T>(slice(&x), slice(&gain), slice(&bias), rule), x.shape())
         })
     }
 
@@ -65,7 +65,7 @@ impl FusedOps for Flex {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let (x, gain, d_y) = (contiguous(&x), contiguous(&gain), contiguous(&d_y));
         with_float!(x.dtype(), T => {
-            let (d_x, [d_gain, d_bias]) = norm::backward_host::<T>(slice(&x), slice(&gain), slice(&d_y), rule);
+            let (d_x, [d_gain, d_bias]) = norm::backward_cpu::<T>(slice(&x), slice(&gain), slice(&d_y), rule);
             (float(d_x, x.shape()), float(d_gain, gain.shape()), float(d_bias, gain.shape()))
         })
     }
@@ -79,13 +79,13 @@ impl FusedOps for Flex {
         let ([t, pairs], x) = (cos.shape().dims(), contiguous(&x));
         let (cos, sin) = (contiguous(&cos), contiguous(&sin));
         with_float!(x.dtype(), T => {
-            float(rope::rope_host::<T>(slice(&x), [slice(&cos), slice(&sin)], [t, pairs], back), x.shape())
+            float(rope::rope_cpu::<T>(slice(&x), [slice(&cos), slice(&sin)], [t, pairs], back), x.shape())
         })
     }
 
     fn fused_dropout(x: FloatTensor<Self>, rule: DropoutRule) -> FloatTensor<Self> {
         let x = contiguous(&x);
-        with_float!(x.dtype(), T => float(dropout_host::<T>(slice(&x), rule), x.shape()))
+        with_float!(x.dtype(), T => float(dropout_cpu::<T>(slice(&x), rule), x.shape()))
     }
 
     fn fused_attention(
@@ -98,7 +98,7 @@ impl FusedOps for Flex {
         let ([q, k, v], starts) = ([q, k, v].map(rows_together), contiguous(&starts));
         let sizes = sizes(&q, &v);
         with_float!(q.dtype(), T => {
-            let (y, l) = attention::attention_host::<T>(sizes, [&q, &k, &v].map(lying), Mask { rule, starts: slice(&starts) });
+            let (y, l) = attention::attention_cpu::<T>(sizes, [&q, &k, &v].map(lying), Mask { rule, starts: slice(&starts) });
             (float(y, [sizes.b, sizes.t, sizes.heads, sizes.dv]), float(l, [sizes.b, sizes.heads, sizes.t]))
         })
     }
@@ -119,7 +119,7 @@ impl FusedOps for Flex {
         with_float!(q.dtype(), T => {
             let (inputs, outputs) = ([&q, &k, &v].map(lying), [&y, &d_y].map(lying));
             let mask = Mask { rule, starts: slice(&starts) };
-            let [d_q, d_k, d_v] = attention::attention_backward_host::<T>(sizes, inputs, outputs, slice(&l), mask);
+            let [d_q, d_k, d_v] = attention::attention_backward_cpu::<T>(sizes, inputs, outputs, slice(&l), mask);
             let Sizes { b, heads, t, s, d, dv } = sizes;
             let by_head = |values, rows, width| float(values, [b, rows, heads, width]).permute(&[0, 2, 1, 3]);
             (by_head(d_q, t, d), by_head(d_k, s, d), by_head(d_v, s, dv))
@@ -134,7 +134,7 @@ impl FusedOps for Flex {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (qkv, starts, sizes) = (contiguous(&qkv), contiguous(&starts), sizes_of_three(&qkv, heads));
         with_float!(qkv.dtype(), T => {
-            let (y, l) = attention::self_attention_host::<T>(sizes, slice(&qkv), Mask { rule, starts: slice(&starts) });
+            let (y, l) = attention::self_attention_cpu::<T>(sizes, slice(&qkv), Mask { rule, starts: slice(&starts) });
             (float(y, [sizes.b, sizes.t, heads * sizes.d]), float(l, [sizes.b, heads, sizes.t]))
         })
     }
@@ -152,7 +152,7 @@ impl FusedOps for Flex {
         let sizes = sizes_of_three(&qkv, heads);
         with_float!(qkv.dtype(), T => {
             let (outputs, mask) = ([slice(&y), slice(&d_y)], Mask { rule, starts: slice(&starts) });
-            float(attention::self_attention_backward_host::<T>(sizes, slice(&qkv), outputs, slice(&l), mask), qkv.shape())
+            float(attention::self_attention_backward_cpu::<T>(sizes, slice(&qkv), outputs, slice(&l), mask), qkv.shape())
         })
     }
 
@@ -168,7 +168,7 @@ impl FusedOps for Flex {
         let inputs = [&q, &kv, &k_rope, &cos, &sin, &starts].map(contiguous);
         with_float!(q.dtype(), T => {
             let latent = latent::<T>(&inputs, rule);
-            let (y, l) = attention::latent_attention_host(latent);
+            let (y, l) = attention::latent_attention_cpu(latent);
             (float(y, [latent.b, latent.t, rule.heads * rule.v]), float(l, [latent.b, rule.heads, latent.t]))
         })
     }
@@ -189,7 +189,7 @@ impl FusedOps for Flex {
         let [y, l, d_y] = [&y, &l, &d_y].map(contiguous);
         with_float!(q.dtype(), T => {
             let outputs = [slice(&y), slice(&d_y)];
-            let [d_q, d_kv, d_k] = attention::latent_attention_backward_host(latent::<T>(&inputs, rule), outputs, slice(&l));
+            let [d_q, d_kv, d_k] = attention::latent_attention_backward_cpu(latent::<T>(&inputs, rule), outputs, slice(&l));
             (float(d_q, q.shape()), float(d_kv, kv.shape()), float(d_k, k_rope.shape()))
         })
     }
@@ -272,7 +272,7 @@ impl FusedOps for Flex {
         let from = if wanted[1] { x.shape()[1] } else { weight.shape()[usize::from(transposed)] };
         with_float!(d_y.dtype(), T => {
             let slices = [slice(&x), slice(&weight), slice(&d_y)];
-            let [d_x, d_weight, d_bias] = linear::backward_host::<T>(slices, [rows, from, to], transposed, wanted);
+            let [d_x, d_weight, d_bias] = linear::backward_cpu::<T>(slices, [rows, from, to], transposed, wanted);
             let or_none = |values: Vec<T>, shape: Vec<usize>, wanted: bool| {
                 float(values, if wanted { shape } else { vec![0] })
             };
@@ -307,14 +307,14 @@ impl FusedOps for Flex {
     fn fused_embedding(weight: FloatTensor<Self>, tokens: IntTensor<Self>) -> FloatTensor<Self> {
         let (weight, tokens, d) = (contiguous(&weight), indices(&tokens), weight.shape()[1]);
         with_float!(weight.dtype(), T => {
-            float(embedding::forward_host::<T>(slice(&weight), &tokens, d), [tokens.len(), d])
+            float(embedding::forward_cpu::<T>(slice(&weight), &tokens, d), [tokens.len(), d])
         })
     }
 
     fn fused_embedding_backward(tokens: IntTensor<Self>, d_y: FloatTensor<Self>, rows: usize) -> FloatTensor<Self> {
         let (tokens, d_y, d) = (indices(&tokens), contiguous(&d_y), d_y.shape()[1]);
         with_float!(d_y.dtype(), T => {
-            float(embedding::backward_host::<T>(&tokens, slice(&d_y), rows, d), [rows, d])
+            float(embedding::backward_cpu::<T>(&tokens, slice(&d_y), rows, d), [rows, d])
         })
     }
 
@@ -341,7 +341,7 @@ impl FusedOps for Flex {
             None => {}
         }
         let copy = with_float!(rates.copy.unwrap_or(DType::F32), T => {
-            let copy = adamw_host::<T>(state.each_mut().map(own), slice(&gradient), &rates);
+            let copy = adamw_cpu::<T>(state.each_mut().map(own), slice(&gradient), &rates);
             let len = copy.len();
             float(copy, [len])
         });
@@ -351,17 +351,17 @@ impl FusedOps for Flex {
 
     fn fused_sum_of_squares(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let x = contiguous(&x);
-        let parts = with_float!(x.dtype(), T => sum_of_squares_host::<T>(slice(&x)));
+        let parts = with_float!(x.dtype(), T => sum_of_squares_cpu::<T>(slice(&x)));
         let len = parts.len();
         float(parts, [len])
     }
 
     fn fused_add_parts(sum: FloatTensor<Self>, parts: FloatTensor<Self>, factor: f64) -> FloatTensor<Self> {
-        float(add_parts_host(slice(&contiguous(&sum)), slice(&contiguous(&parts)), factor).to_vec(), [2])
+        float(add_parts_cpu(slice(&contiguous(&sum)), slice(&contiguous(&parts)), factor).to_vec(), [2])
     }
 
     fn fused_clip_factor(totals: FloatTensor<Self>, rule: ClipRule) -> FloatTensor<Self> {
-        float(vec![clip_factor_host(slice(&contiguous(&totals)), rule)], [1])
+        float(vec![clip_factor_cpu(slice(&contiguous(&totals)), rule)], [1])
     }
 }
 
@@ -385,7 +385,7 @@ fn cross_entropy(
     let (x, head, targets) = (contiguous(&x), contiguous(&head), indices(&targets));
     let [_, d] = x.shape().dims();
     with_float!(x.dtype(), T => {
-        let (losses, d_x, d_head) = cross_entropy_host::<T>(slice(&x), slice(&head), &targets, d, rule, wanted);
+        let (losses, d_x, d_head) = cross_entropy_cpu::<T>(slice(&x), slice(&head), &targets, d, rule, wanted);
         let shape = |of: &FloatTensor<Flex>| if wanted { of.shape() } else { [0].into() };
         let [cross_entropy, z_loss] = losses.map(|loss| float(vec![loss], [1]));
         (cross_entropy, z_loss, float(d_x, shape(&x)), float(d_head, shape(&head)))

@@ -106,7 +106,7 @@ pub fn rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
 }
 
 /// Rotates rows of `2 pairs`, whose positions repeat `0..t`.
-pub(crate) fn rope_host<T: Element>(x: &[T], [cos, sin]: [&[f32]; 2], [t, pairs]: [usize; 2], back: bool) -> Vec<T> {
+pub(crate) fn rope_cpu<T: Element>(x: &[T], [cos, sin]: [&[f32]; 2], [t, pairs]: [usize; 2], back: bool) -> Vec<T> {
     let turn = if back { turn_back } else { turn };
     let task = |first: usize, [x]: [&[T]; 1], y: &mut [MaybeUninit<T>]| {
         for (i, (x, y)) in x.chunks_exact(2 * pairs).zip(y.chunks_exact_mut(2 * pairs)).enumerate() {

@@ -34,13 +34,13 @@ pub fn silu_mul<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     Tensor::from_dispatch(Dispatch::fused_silu_mul(gate.into_dispatch(), up.into_dispatch()))
 }
 
-pub(crate) fn forward_host<T: Element>(gate: &[T], up: &[T]) -> Vec<T> {
+pub(crate) fn forward_cpu<T: Element>(gate: &[T], up: &[T]) -> Vec<T> {
     // SAFETY: `forward` sets all of `y`.
     unsafe { over_rows(1, gate.len(), [gate, up], |_, [gate, up], y| forward(gate, up, y)) }
 }
 
 /// Returns the gradients of gate and up.
-pub(crate) fn backward_host<T: Element>(gate: &[T], up: &[T], dy: &[T]) -> (Vec<T>, Vec<T>) {
+pub(crate) fn backward_cpu<T: Element>(gate: &[T], up: &[T], dy: &[T]) -> (Vec<T>, Vec<T>) {
     let mut d_up = vec![];
     let write = |d_gate: &mut [MaybeUninit<T>]| {
         // SAFETY: `gradients` sets all of both outputs.

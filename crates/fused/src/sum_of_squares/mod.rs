@@ -49,7 +49,7 @@ pub fn add_sum_of_squares(sum: Tensor<1>, x: Tensor<1>, factor: f64) -> Tensor<1
 }
 
 /// Sums each part in f64.
-pub(crate) fn sum_of_squares_host<T: Element>(x: &[T]) -> Vec<f64> {
+pub(crate) fn sum_of_squares_cpu<T: Element>(x: &[T]) -> Vec<f64> {
     let mut sums = vec![0.0; x.len().div_ceil(PART)];
     let parts = Pieces::new(&mut sums);
     team::for_each(x.len().div_ceil(PART), |i| {
@@ -60,7 +60,7 @@ pub(crate) fn sum_of_squares_host<T: Element>(x: &[T]) -> Vec<f64> {
 }
 
 /// Returns a sum, with its rounding error, plus `factor` times the sum of parts.
-pub(crate) fn add_parts_host(sum: &[f32], parts: &[f64], factor: f64) -> [f32; 2] {
+pub(crate) fn add_parts_cpu(sum: &[f32], parts: &[f64], factor: f64) -> [f32; 2] {
     let sum = f64::from(sum[0]) + f64::from(sum[1]) + factor * parts.iter().sum::<f64>();
     [sum as f32, (sum - f64::from(sum as f32)) as f32]
 }

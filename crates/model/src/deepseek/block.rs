@@ -2,7 +2,7 @@
 
 use super::Mla;
 use crate::cache::{Chunk, LayerCache};
-use crate::{DeepSeekConfig, MicroBatch, Parallel, RmsNorm, Rope, RunPlace};
+use crate::{DeepSeekConfig, MicroBatch, Parallel, RmsNorm, Rope, StepContext};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use moe::{MoeConfig, MoeLayer, MoeStats, NoiseKey, SwiGlu};
@@ -93,7 +93,7 @@ impl Block {
                 BlockOutput { x_btd: mlp.forward_add_over(normed, x_bsd, tp), aux_loss: None, stats: None }
             }
             Mlp::Moe(moe) => {
-                let noise = batch.place.map(|RunPlace { seed, step, first_row }| {
+                let noise = batch.place.map(|StepContext { seed, step, first_row }| {
                     Some(NoiseKey::derive(seed, step, self.layer as u64, first_row))
                 });
                 let output = match (noise, &parallel.experts) {

@@ -8,7 +8,7 @@ mod family;
 pub(crate) mod hf;
 mod mla;
 mod mtp;
-mod tail;
+mod output_units;
 mod units;
 
 pub use block::{Block, BlockOutput, Mlp};

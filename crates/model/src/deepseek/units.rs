@@ -1,6 +1,6 @@
-//! DeepSeek as sharding units: the embedding, each block, and the calls after them (see [`tail`](super::tail)).
+//! DeepSeek as sharding units: the embedding, each block, and the calls after them (see [`output_units`](super::output_units)).
 
-use super::tail::Tail;
+use super::output_units::OutputUnits;
 use super::{Block, DeepSeek, embed};
 use crate::family::{ModelUnits, Training, add_blocks, gather_all, gather_into};
 use crate::{AnyModel, Batch, DeepSeekConfig};
@@ -15,7 +15,7 @@ pub(super) struct DeepSeekUnits {
     moe: MoeConfig,
     embed: UnitId<Embedding>,
     blocks: Vec<UnitId<Block>>,
-    tail: Tail,
+    output_units: OutputUnits,
 }
 
 impl DeepSeekUnits {
@@ -42,8 +42,8 @@ impl DeepSeekUnits {
                 (output.x_btd, output.aux_loss)
             }
         });
-        let tail = Tail::add(units, embedding, (model.head, model.mtp), shape, training);
-        Self { shape: shape.clone(), moe: moe.clone(), embed: embedding, blocks, tail }
+        let output_units = OutputUnits::add(units, embedding, (model.head, model.mtp), shape, training);
+        Self { shape: shape.clone(), moe: moe.clone(), embed: embedding, blocks, output_units }
     }
 }
 
@@ -52,7 +52,7 @@ impl ModelUnits for DeepSeekUnits {
         let mut model = DeepSeek::new(&self.shape, &self.moe, device);
         gather_into(&mut model.embed, fsdp, self.embed, keep)?;
         gather_all(&mut model.blocks, fsdp, &self.blocks, keep)?;
-        self.tail.gather_into(&mut model, fsdp, keep)?;
+        self.output_units.gather_into(&mut model, fsdp, keep)?;
         Ok(keep.then_some(AnyModel::DeepSeek(model)))
     }
 
@@ -60,7 +60,7 @@ impl ModelUnits for DeepSeekUnits {
         match self.blocks.get(layer) {
             Some(block) => fsdp.add_to_parameter(*block, "mlp.Moe.router.bias", delta),
             None => {
-                let module = self.tail.module(layer - self.blocks.len());
+                let module = self.output_units.module(layer - self.blocks.len());
                 fsdp.add_to_parameter(module, "block.mlp.Moe.router.bias", delta);
             }
         }

@@ -41,7 +41,7 @@ impl Training {
     pub fn units(&self, family: &dyn Family, device: &Device) -> (Units<Batch>, Box<dyn ModelUnits>) {
         let mut units = Units::new();
         let initial = family.initial(self.seed);
-        units.draw(move |name, _, runs| initial.values(name, runs));
+        units.initializer(move |name, _, runs| initial.values(name, runs));
         let rules: HashMap<String, ParameterSpec> =
             family.parameters().into_iter().map(|parameter| (parameter.name.clone(), parameter)).collect();
         let rules = Rc::new(rules);

@@ -23,11 +23,11 @@ use fused::{Losses, Rows, causal_self_attention, embedding, linear, linear_add, 
 use moe::gathered_rows;
 use std::ops::Range;
 
-/// A GPT-2 model; [`Gpt2Ends`] is its first and last part.
+/// A GPT-2 model; [`EmbeddingAndHead`] is its first and last part.
 #[derive(Module, Debug)]
 pub struct Gpt2 {
     /// Embeddings, final norm and (tied) head.
-    pub ends: Gpt2Ends,
+    pub ends: EmbeddingAndHead,
     /// The transformer blocks.
     pub blocks: Vec<Gpt2Block>,
     #[module(skip)]
@@ -36,7 +36,7 @@ pub struct Gpt2 {
 
 /// Embeddings, final norm and head, in one module because the head is the token embedding.
 #[derive(Module, Debug)]
-pub struct Gpt2Ends {
+pub struct EmbeddingAndHead {
     /// Token embedding and output matrix, `[vocab, d]`.
     pub wte: Embedding,
     /// Position embedding, `[n_positions, d]`.
@@ -95,7 +95,7 @@ impl Gpt2 {
     /// Returns a model whose parameters are not set yet.
     pub fn new(config: &Gpt2Config, device: &Device) -> Self {
         Self {
-            ends: Gpt2Ends::new(config, device),
+            ends: EmbeddingAndHead::new(config, device),
             blocks: (0..config.n_layer).map(|layer| Gpt2Block::new(config, layer, device)).collect(),
             config: config.clone(),
         }
@@ -133,7 +133,7 @@ impl LanguageModel for Gpt2 {
     }
 }
 
-impl Gpt2Ends {
+impl EmbeddingAndHead {
     fn new(config: &Gpt2Config, device: &Device) -> Self {
         Self {
             wte: EmbeddingConfig::new(config.vocab_size, config.n_embd).init(device),

@@ -1,6 +1,6 @@
 //! GPT-2 as sharding units: the ends in one unit, because embedding and output share their matrix, and each block.
 
-use super::{Gpt2, Gpt2Block, Gpt2Ends};
+use super::{EmbeddingAndHead, Gpt2, Gpt2Block};
 use crate::family::{ModelUnits, Training, add_blocks, gather_all, gather_into, main_loss};
 use crate::{AnyModel, Batch, Gpt2Config};
 use burn::tensor::Device;
@@ -9,7 +9,7 @@ use fsdp::{Fsdp, FsdpError, UnitId, Units};
 /// The units of a GPT-2.
 pub(super) struct Gpt2Units {
     shape: Gpt2Config,
-    ends: UnitId<Gpt2Ends>,
+    ends: UnitId<EmbeddingAndHead>,
     blocks: Vec<UnitId<Gpt2Block>>,
 }
 

@@ -1,6 +1,6 @@
 //! Dropout at the four places where GPT-2 applies it.
 
-use crate::RunPlace;
+use crate::StepContext;
 use burn::tensor::Tensor;
 use fused::DropoutKey;
 use std::ops::Range;
@@ -17,7 +17,7 @@ pub(crate) enum Site {
 /// Dropout with probability `p` in one layer; off in evaluation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LayerDropout {
-    pub dropout: Option<RunPlace>,
+    pub dropout: Option<StepContext>,
     pub p: f64,
     pub layer: usize,
 }
@@ -25,7 +25,7 @@ pub(crate) struct LayerDropout {
 impl LayerDropout {
     /// The probability and the random key of a site; `None` if it drops nothing.
     pub fn key(self, site: Site) -> Option<(f64, DropoutKey)> {
-        let RunPlace { seed, step, first_row } = self.dropout.filter(|_| self.p > 0.0)?;
+        let StepContext { seed, step, first_row } = self.dropout.filter(|_| self.p > 0.0)?;
         let key = DropoutKey::derive(seed, step, self.layer as u64, site as u64);
         Some((self.p, key.at_row(first_row)))
     }

@@ -2,14 +2,12 @@
 
 use super::MoeOps;
 use crate::ScoreFunc;
-use crate::kernels::dispatch::{DispatchRule, Placed, dispatch_host};
-use crate::kernels::grouped_gemm::{Shape as Matrices, grouped_gemm_host, grouped_gemm_weight_host};
-use crate::kernels::permute::{check_places, permute_host, unpermute_backward_host, unpermute_host};
-use crate::kernels::reroute::{RerouteRule, reroute_host};
+use crate::kernels::dispatch::{DispatchRule, Placed, dispatch_cpu};
+use crate::kernels::grouped_gemm::{Shape as Matrices, grouped_gemm_cpu, grouped_gemm_weight_cpu};
+use crate::kernels::permute::{check_places, permute_cpu, unpermute_backward_cpu, unpermute_cpu};
+use crate::kernels::reroute::{RerouteRule, reroute_cpu};
 use crate::kernels::route::{GateRule, SelectRule};
-use crate::kernels::route::{
-    count_host, gates_backward_host, gates_host, scores_backward_host, scores_host, select_host,
-};
+use crate::kernels::route::{count_cpu, gates_backward_cpu, gates_cpu, scores_backward_cpu, scores_cpu, select_cpu};
 use burn::backend::ops::IntTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
@@ -20,7 +18,7 @@ use fused::with_float;
 impl MoeOps for Flex {
     fn moe_scores(logits: FloatTensor<Self>, func: ScoreFunc) -> FloatTensor<Self> {
         let [n, e] = dims(&logits);
-        float(scores_host(slice(&contiguous(&logits)), e, func), [n, e])
+        float(scores_cpu(slice(&contiguous(&logits)), e, func), [n, e])
     }
 
     fn moe_scores_backward(
@@ -30,19 +28,19 @@ impl MoeOps for Flex {
     ) -> FloatTensor<Self> {
         let [n, e] = dims(&scores);
         let (scores, d_scores) = (contiguous(&scores), contiguous(&d_scores));
-        float(scores_backward_host(slice(&scores), slice(&d_scores), e, func), [n, e])
+        float(scores_backward_cpu(slice(&scores), slice(&d_scores), e, func), [n, e])
     }
 
     fn moe_select(scores: FloatTensor<Self>, bias: FloatTensor<Self>, rule: SelectRule) -> IntTensor<Self> {
         let [n, e] = dims(&scores);
         let (scores, bias) = (contiguous(&scores), contiguous(&bias));
-        int(select_host(slice(&scores), slice(&bias), e, &rule), [rule.candidates, n])
+        int(select_cpu(slice(&scores), slice(&bias), e, &rule), [rule.candidates, n])
     }
 
     fn moe_gates(scores: FloatTensor<Self>, experts: IntTensor<Self>, rule: GateRule) -> FloatTensor<Self> {
         let ([_, e], shape) = (dims(&scores), dims::<2>(&experts));
         let (scores, experts) = (contiguous(&scores), contiguous(&experts));
-        float(gates_host(slice(&scores), slice(&experts), e, &rule), shape)
+        float(gates_cpu(slice(&scores), slice(&experts), e, &rule), shape)
     }
 
     fn moe_gates_backward(
@@ -53,17 +51,17 @@ impl MoeOps for Flex {
     ) -> FloatTensor<Self> {
         let [n, e] = dims(&scores);
         let (scores, experts, d_gates) = (contiguous(&scores), contiguous(&experts), contiguous(&d_gates));
-        float(gates_backward_host(slice(&scores), slice(&experts), slice(&d_gates), e, &rule), [n, e])
+        float(gates_backward_cpu(slice(&scores), slice(&experts), slice(&d_gates), e, &rule), [n, e])
     }
 
     fn moe_count(experts: IntTensor<Self>, groups: usize, e: usize) -> IntTensor<Self> {
         let [_, n] = dims(&experts);
-        int(count_host(slice(&contiguous(&experts)), n, groups, e), [groups, e])
+        int(count_cpu(slice(&contiguous(&experts)), n, groups, e), [groups, e])
     }
 
     fn moe_reroute(candidates: IntTensor<Self>, rule: RerouteRule) -> IntTensor<Self> {
         let [_, n] = dims(&candidates);
-        int(reroute_host(slice(&contiguous(&candidates)), n, &rule), [rule.top_k, n])
+        int(reroute_cpu(slice(&contiguous(&candidates)), n, &rule), [rule.top_k, n])
     }
 
     fn moe_dispatch(
@@ -71,7 +69,7 @@ impl MoeOps for Flex {
         rule: DispatchRule,
     ) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
         let [k, n] = dims(&experts);
-        let Placed { slot, source, segments, kept } = dispatch_host(slice(&contiguous(&experts)), n, &rule);
+        let Placed { slot, source, segments, kept } = dispatch_cpu(slice(&contiguous(&experts)), n, &rule);
         let list = |values: Vec<i32>| {
             let len = values.len();
             int(values, [len])
@@ -83,13 +81,13 @@ impl MoeOps for Flex {
         let ([n, d], [r]) = (dims(&x), dims(&source));
         let (x, source, slot) = (contiguous(&x), contiguous(&source), contiguous(&slot));
         check_places("permute", slice(&source), slice(&slot));
-        with_float!(x.dtype(), T => float(permute_host::<T>(slice(&x), slice(&source), n, d), [r, d]))
+        with_float!(x.dtype(), T => float(permute_cpu::<T>(slice(&x), slice(&source), n, d), [r, d]))
     }
 
     fn moe_permute_backward(d_x: FloatTensor<Self>, slot: IntTensor<Self>) -> FloatTensor<Self> {
         let ([_, d], [_, n]) = (dims(&d_x), dims(&slot));
         let (d_x, slot) = (contiguous(&d_x), contiguous(&slot));
-        with_float!(d_x.dtype(), T => float(unpermute_host::<T>(slice(&d_x), None, slice(&slot), n, d), [n, d]))
+        with_float!(d_x.dtype(), T => float(unpermute_cpu::<T>(slice(&d_x), None, slice(&slot), n, d), [n, d]))
     }
 
     fn moe_unpermute(
@@ -102,7 +100,7 @@ impl MoeOps for Flex {
         let (y, gates, source, slot) = (contiguous(&y), contiguous(&gates), contiguous(&source), contiguous(&slot));
         check_places("unpermute", slice(&source), slice(&slot));
         with_float!(y.dtype(), T => {
-            float(unpermute_host::<T>(slice(&y), Some(slice(&gates)), slice(&slot), n, d), [n, d])
+            float(unpermute_cpu::<T>(slice(&y), Some(slice(&gates)), slice(&slot), n, d), [n, d])
         })
     }
 
@@ -118,7 +116,7 @@ impl MoeOps for Flex {
         let (source, slot) = (contiguous(&source), contiguous(&slot));
         with_float!(y.dtype(), T => {
             let (source, slot) = (slice(&source), slice(&slot));
-            let (d_rows, d_gates) = unpermute_backward_host::<T>(slice(&y), slice(&gates), source, slot, slice(&d_y), d);
+            let (d_rows, d_gates) = unpermute_backward_cpu::<T>(slice(&y), slice(&gates), source, slot, slice(&d_y), d);
             (float(d_rows, [r, d]), float(d_gates, [k, n]))
         })
     }
@@ -133,7 +131,7 @@ impl MoeOps for Flex {
         let q = if transposed { rows } else { columns };
         let (x, weight, segments) = (contiguous(&x), contiguous(&weight), contiguous(&segments));
         with_float!(x.dtype(), T => {
-            let y = grouped_gemm_host::<T>(slice(&x), slice(&weight), slice(&segments), Matrices { p, q }, transposed);
+            let y = grouped_gemm_cpu::<T>(slice(&x), slice(&weight), slice(&segments), Matrices { p, q }, transposed);
             float(y, [r, q])
         })
     }
@@ -146,7 +144,7 @@ impl MoeOps for Flex {
         let ([_, p], [_, q], [ends]) = (dims(&x), dims(&d_y), dims(&segments));
         let (x, d_y, segments) = (contiguous(&x), contiguous(&d_y), contiguous(&segments));
         with_float!(x.dtype(), T => {
-            let d_weight = grouped_gemm_weight_host::<T>(slice(&x), slice(&d_y), slice(&segments), Matrices { p, q });
+            let d_weight = grouped_gemm_weight_cpu::<T>(slice(&x), slice(&d_y), slice(&segments), Matrices { p, q });
             float(d_weight, [ends - 1, p, q])
         })
     }

@@ -2,8 +2,8 @@
 
 use crate::cli::say;
 use crate::error::TrainError;
+use crate::format::{count, human_count};
 use crate::saved::{self, SavedError};
-use crate::words::{count, human_count};
 use checkpoint::{Best, Checkpoint, CheckpointError, Elements, FileEntry, Index, Kind, Parameter};
 use clap::Args;
 use serde::Serialize;

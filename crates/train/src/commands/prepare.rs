@@ -2,7 +2,7 @@
 
 use crate::cli::say;
 use crate::commands::at_least_1;
-use crate::words::{count, human, human_count};
+use crate::format::{count, human, human_count};
 use clap::Args;
 use data::{DataError, PrepareOptions, TokenizerSpec};
 use std::path::PathBuf;

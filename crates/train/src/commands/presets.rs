@@ -2,9 +2,9 @@
 
 use crate::cli::say;
 use crate::config::{Config, ConfigError, PRESETS, Preset, Source};
+use crate::format::{human, wrapped};
 use crate::run::set_vocabulary;
 use crate::terminal;
-use crate::words::{human, wrapped};
 use clap::Args;
 
 /// List the models of `--model` with their parameters.

@@ -13,7 +13,7 @@
 
 use super::validate::require;
 use super::{Config, ConfigError};
-use crate::words::count;
+use crate::format::count;
 use fsdp::ActivationCheckpointing;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,10 +1,10 @@
 //! The distribution of a run over ranks.
 
 use super::{AdaptedKey, Adaptive, Config, PrecisionConfig};
-use crate::words::count;
+use crate::format::count;
 use comm::SequenceRanks;
 use fsdp::{ActivationCheckpointing, AdamW, FsdpConfig, PipelineConfig, Prefetch, Schedule, Strategy, Wrap};
-use schedule::deal;
+use schedule::partition;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -227,7 +227,7 @@ impl Config {
                 let mut flops: Vec<f64> = self.family().flops().iter().map(|call| call.per_token(t)).collect();
                 let last = flops.split_off(flops.len() - behind).iter().sum();
                 flops.push(last);
-                let mut calls = deal(&flops, chunks);
+                let mut calls = partition(&flops, chunks);
                 calls[chunks - 1] += behind - 1;
                 calls
             }

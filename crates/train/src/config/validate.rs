@@ -7,8 +7,8 @@ mod tests;
 
 use super::{Config, ConfigError, LrSchedule, preset};
 use crate::device;
+use crate::format::count;
 use crate::learning_rate::learning_rate;
-use crate::words::count;
 use fsdp::{FloatType, Schedule};
 use fused::simd;
 use schedule::Pipeline;

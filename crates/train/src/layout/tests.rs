@@ -8,7 +8,7 @@ use crate::units::units;
 use burn::tensor::Device;
 use comm::{TrafficTable, run_ranks};
 use fsdp::{Category, Fsdp, FsdpError, Share};
-use model::{Batch, ExpertLoads, Parallel, RunPlace};
+use model::{Batch, ExpertLoads, Parallel, StepContext};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ fn metered(config: &Config) -> Vec<(Received, usize)> {
             let tokens =
                 |ahead| (0..sequences * seq_len).map(|at| ((at + first_row) * 5 + ahead) as i32 % 11).collect();
             let batch = data::Batch { inputs: tokens(0), targets: tokens(1), sequences, seq_len };
-            let place = RunPlace { seed: 1, step: 0, first_row: first_row as u64 };
+            let place = StepContext { seed: 1, step: 0, first_row: first_row as u64 };
             maker.for_training(batch, Some(place), 1.0).unwrap()
         };
         let batches: Vec<Batch> = (0..count).map(batch).collect();

@@ -4,7 +4,7 @@ use super::figures;
 use super::need::{self, Machine, Need, micro_batches};
 use crate::config::{CheckpointConfig, Config, ParallelConfig, ParamType};
 use crate::device;
-use crate::words::count;
+use crate::format::count;
 use fsdp::{ActivationCheckpointing, FloatType, Strategy, Wrap};
 
 /// Sizes of available devices in GB, and the largest number of devices considered.

@@ -1,7 +1,7 @@
 //! Resuming from a checkpoint of a model with other parameters: those that match are taken.
 
 use super::region_of;
-use crate::words::count;
+use crate::format::count;
 use checkpoint::{Checkpoint, CheckpointError, Parameter};
 use fsdp::{Part, PartValues};
 use model::Initial;

@@ -8,7 +8,7 @@ use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Int, Tensor, TensorData};
 use comm::run_ranks;
 use fsdp::{AdamW, FsdpConfig};
-use model::RunPlace;
+use model::StepContext;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ fn config(preset: &str, settings: &[&[&str]]) -> Config {
 
 /// A training batch of some rows, with the loss scale of all rows together.
 fn batch(rows: &Range<usize>, step: u64, seq_len: usize, maker: &BatchMaker) -> Batch {
-    let place = RunPlace { seed: 1, step, first_row: rows.start as u64 };
+    let place = StepContext { seed: 1, step, first_row: rows.start as u64 };
     let mut counts = RowCounts::default();
     MICRO_BATCHES.iter().for_each(|rows| counts += maker.count(&tokens(rows, step, seq_len)));
     maker.for_training(tokens(rows, step, seq_len), Some(place), counts.scale()).unwrap()

@@ -67,7 +67,7 @@ impl Body {
 /// Launches a kernel of the body by name. Both bodies take the same arguments, except for the vector size, which is
 /// fixed for tensor cores.
 macro_rules! launch {
-    ($kernel:ident, $body:expr, $problem:expr, $rows:expr, buffers: [$($buffer:expr),*], rows: [$($lies:expr),*]) => {{
+    ($kernel:ident, $body:expr, $problem:expr, $rows:expr, buffers: [$($buffer:expr),*], rows: [$($strides_of:expr),*]) => {{
         let Problem { q, k, v, k_rope, table: [cos, sin], starts, t, s, rule, .. } = $problem;
         let starts = if $problem.documents() { starts.clone() } else { empty(starts, [1], DType::I32) };
         let (count, dim) = $body.grid($problem, $rows);
@@ -82,7 +82,7 @@ macro_rules! launch {
                     q.arg(), k.arg(), v.arg(), k_rope.arg(), cos.clone().elements(), sin.clone().elements(),
                     starts.elements(),
                     $($buffer.clone().elements(),)*
-                    q.lies(), k.lies(), v.lies(), k_rope.lies(), $($lies.lies(),)*
+                    q.strides_of(), k.strides_of(), v.strides_of(), k_rope.strides_of(), $($strides_of.strides_of(),)*
                     rule_launch([*t, *s], *rule), *shape, dtype,
                 ),
                 Body::Mma(shape) => mma::$kernel::$kernel::launch_unchecked(
@@ -90,7 +90,7 @@ macro_rules! launch {
                     q.arg(), k.arg(), v.arg(), k_rope.arg(), cos.clone().elements(), sin.clone().elements(),
                     starts.elements(),
                     $($buffer.clone().elements(),)*
-                    q.lies(), k.lies(), v.lies(), k_rope.lies(), $($lies.lies(),)*
+                    q.strides_of(), k.strides_of(), v.strides_of(), k_rope.strides_of(), $($strides_of.strides_of(),)*
                     rule_launch([*t, *s], *rule), *shape, dtype,
                 ),
             }

@@ -1,14 +1,14 @@
 //! The kernels with typical compile-time values, to compile without a GPU.
 
-use super::rows::{LiesCompilationArg, RuleCompilationArg, Widths};
+use super::rows::{StridesCompilationArg, RuleCompilationArg, Widths};
 use super::small::{mean_kernel, over_heads_kernel};
 use super::{mma, simt};
 use crate::cube::offline::{KernelCase, buffer};
 use cubecl::prelude::*;
 use half::{bf16, f16};
 
-fn lies() -> LiesCompilationArg {
-    LiesCompilationArg { first: (), sequence: (), head: (), row: () }
+fn strides_of() -> StridesCompilationArg {
+    StridesCompilationArg { first: (), sequence: (), head: (), row: () }
 }
 
 fn rule() -> RuleCompilationArg {
@@ -38,7 +38,7 @@ macro_rules! case {
         let name = format!("attention {} {} {}", stringify!($kernel), stringify!($body), $name);
         KernelCase::new(name, move |gpu| $body::$kernel::$kernel::$type::new(
             gpu.unchecked($dim), gpu.device(), gpu.target(),
-            $(case!(buffer(), for $buffer),)* $(case!(lies(), for $rows),)* rule(), $($known),*
+            $(case!(buffer(), for $buffer),)* $(case!(strides_of(), for $rows),)* rule(), $($known),*
         ))
     }};
 }

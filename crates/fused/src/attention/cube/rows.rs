@@ -33,9 +33,9 @@ impl Rows {
         self.tensor.clone().elements()
     }
 
-    pub fn lies(&self) -> LiesLaunch {
+    pub fn strides_of(&self) -> StridesLaunch {
         let [sequence, head, row] = self.strides;
-        LiesLaunch::new(self.first, sequence, head, row)
+        StridesLaunch::new(self.first, sequence, head, row)
     }
 
     /// The widest vector that divides rows of this width and all strides between them.
@@ -47,7 +47,7 @@ impl Rows {
 
 /// [`Rows`] as a kernel argument.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct Lies {
+pub(super) struct Strides {
     pub first: usize,
     pub sequence: usize,
     pub head: usize,
@@ -55,7 +55,7 @@ pub(super) struct Lies {
 }
 
 #[cube]
-impl Lies {
+impl Strides {
     /// The first element of this cube's head. The cube's `y` is its head, its `z` the sequence.
     pub fn here(&self) -> usize {
         self.first + CUBE_POS_Z as usize * self.sequence + CUBE_POS_Y as usize * self.head

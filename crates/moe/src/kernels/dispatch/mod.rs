@@ -137,7 +137,7 @@ pub(crate) struct Placed {
     pub kept: Vec<i32>,
 }
 
-pub(crate) fn dispatch_host(experts: &[i32], n: usize, rule: &DispatchRule) -> Placed {
+pub(crate) fn dispatch_cpu(experts: &[i32], n: usize, rule: &DispatchRule) -> Placed {
     let (e, groups) = (rule.experts, rule.groups);
     check_indices("dispatch", "experts", experts, e);
     let (k, tokens) = (experts.len() / n.max(1), n / groups.max(1));

@@ -123,7 +123,7 @@ pub(crate) struct Shape {
 }
 
 /// Computes `y[r, q]`; if `transposed`, the matrices are `[e, q, p]`.
-pub(crate) fn grouped_gemm_host<T: Element>(
+pub(crate) fn grouped_gemm_cpu<T: Element>(
     x: &[T],
     weight: &[T],
     segments: &[i32],
@@ -150,7 +150,7 @@ pub(crate) fn grouped_gemm_host<T: Element>(
 }
 
 /// Computes `dW[e, p, q]`.
-pub(crate) fn grouped_gemm_weight_host<T: Element>(
+pub(crate) fn grouped_gemm_weight_cpu<T: Element>(
     x: &[T],
     d_y: &[T],
     segments: &[i32],

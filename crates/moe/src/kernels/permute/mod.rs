@@ -81,7 +81,7 @@ pub(crate) fn check_places(function: &str, source: &[i32], slot: &[i32]) {
 /// Number of elements that justify a separate task.
 const TASK: usize = 16 * 1024;
 
-pub(crate) fn permute_host<T: Element>(x: &[T], source: &[i32], n: usize, d: usize) -> Vec<T> {
+pub(crate) fn permute_cpu<T: Element>(x: &[T], source: &[i32], n: usize, d: usize) -> Vec<T> {
     let write = |rows: &mut [MaybeUninit<T>]| {
         rows.par_chunks_mut(d).zip(source).with_min_len(TASK / d).for_each(|(row, source)| {
             if *source >= 0 {
@@ -95,8 +95,8 @@ pub(crate) fn permute_host<T: Element>(x: &[T], source: &[i32], n: usize, d: usi
     unsafe { written(source.len() * d, write) }
 }
 
-/// Without gates, all of them are 1: this is the backward of [`permute_host`].
-pub(crate) fn unpermute_host<T: Element>(y: &[T], gates: Option<&[f32]>, slot: &[i32], n: usize, d: usize) -> Vec<T> {
+/// Without gates, all of them are 1: this is the backward of [`permute_cpu`].
+pub(crate) fn unpermute_cpu<T: Element>(y: &[T], gates: Option<&[f32]>, slot: &[i32], n: usize, d: usize) -> Vec<T> {
     let mut tokens = vec![T::from_f32(0.0); n * d];
     tokens.par_chunks_mut(d).enumerate().with_min_len(TASK / d).for_each_init(
         || vec![0.0f32; d],
@@ -113,7 +113,7 @@ pub(crate) fn unpermute_host<T: Element>(y: &[T], gates: Option<&[f32]>, slot: &
 }
 
 /// Returns the gradients of rows and gates.
-pub(crate) fn unpermute_backward_host<T: Element>(
+pub(crate) fn unpermute_backward_cpu<T: Element>(
     y: &[T],
     gates: &[f32],
     source: &[i32],

@@ -50,7 +50,7 @@ pub fn reroute(candidates_cn: Tensor<2, Int>, rule: RerouteRule) -> Tensor<2, In
     Tensor::from_dispatch(Dispatch::moe_reroute(candidates_cn.into_dispatch(), rule))
 }
 
-pub(crate) fn reroute_host(candidates: &[i32], n: usize, rule: &RerouteRule) -> Vec<i32> {
+pub(crate) fn reroute_cpu(candidates: &[i32], n: usize, rule: &RerouteRule) -> Vec<i32> {
     let (k, c, tokens) = (rule.top_k, candidates.len() / n.max(1), n / rule.groups.max(1));
     let wrong = candidates.iter().find(|expert| !(0..rule.experts as i32).contains(*expert));
     assert!(wrong.is_none(), "reroute: candidates has a {wrong:?}, expected experts below {}", rule.experts);

@@ -153,7 +153,7 @@ pub(crate) const TINY: f32 = 1e-20;
 /// Rows per task.
 const ROWS: usize = 256;
 
-pub(crate) fn scores_host(logits: &[f32], e: usize, func: ScoreFunc) -> Vec<f32> {
+pub(crate) fn scores_cpu(logits: &[f32], e: usize, func: ScoreFunc) -> Vec<f32> {
     let mut scores = vec![0.0; logits.len()];
     scores.par_chunks_mut(e * ROWS).zip(logits.par_chunks(e * ROWS)).for_each(|(scores, logits)| {
         for (scores, logits) in scores.chunks_exact_mut(e).zip(logits.chunks_exact(e)) {
@@ -174,7 +174,7 @@ pub(crate) fn scores_host(logits: &[f32], e: usize, func: ScoreFunc) -> Vec<f32>
 }
 
 /// The gradient of logits: `ds s (1 - s)` for sigmoid, `s (ds - sum(ds s))` for softmax.
-pub(crate) fn scores_backward_host(scores: &[f32], d_scores: &[f32], e: usize, func: ScoreFunc) -> Vec<f32> {
+pub(crate) fn scores_backward_cpu(scores: &[f32], d_scores: &[f32], e: usize, func: ScoreFunc) -> Vec<f32> {
     let mut d_logits = vec![0.0; scores.len()];
     let rows = d_logits.par_chunks_mut(e).zip(scores.par_chunks(e).zip(d_scores.par_chunks(e)));
     rows.with_min_len(ROWS).for_each(|(d_logits, (scores, d_scores))| {
@@ -189,7 +189,7 @@ pub(crate) fn scores_backward_host(scores: &[f32], d_scores: &[f32], e: usize, f
     d_logits
 }
 
-pub(crate) fn select_host(scores: &[f32], bias: &[f32], e: usize, rule: &SelectRule) -> Vec<i32> {
+pub(crate) fn select_cpu(scores: &[f32], bias: &[f32], e: usize, rule: &SelectRule) -> Vec<i32> {
     let (n, c) = (scores.len() / e, rule.candidates);
     let mut by_token = vec![0; n * c];
     by_token.par_chunks_mut(c).zip(scores.par_chunks(e)).enumerate().with_min_len(ROWS).for_each_init(
@@ -269,7 +269,7 @@ fn largest(values: &[f32], places: &mut [i32]) {
     }
 }
 
-pub(crate) fn count_host(experts: &[i32], n: usize, groups: usize, e: usize) -> Vec<i32> {
+pub(crate) fn count_cpu(experts: &[i32], n: usize, groups: usize, e: usize) -> Vec<i32> {
     check_indices("count", "experts", experts, e);
     let mut counts = vec![0; groups * e];
     for (p, expert) in experts.iter().enumerate().filter(|(_, expert)| **expert >= 0) {
@@ -278,7 +278,7 @@ pub(crate) fn count_host(experts: &[i32], n: usize, groups: usize, e: usize) -> 
     counts
 }
 
-pub(crate) fn gates_host(scores: &[f32], experts: &[i32], e: usize, rule: &GateRule) -> Vec<f32> {
+pub(crate) fn gates_cpu(scores: &[f32], experts: &[i32], e: usize, rule: &GateRule) -> Vec<f32> {
     check_indices("gates", "experts", experts, e);
     let n = scores.len() / e;
     let mut gates = vec![0.0; experts.len()];
@@ -290,7 +290,7 @@ pub(crate) fn gates_host(scores: &[f32], experts: &[i32], e: usize, rule: &GateR
     gates
 }
 
-pub(crate) fn gates_backward_host(
+pub(crate) fn gates_backward_cpu(
     scores: &[f32],
     experts: &[i32],
     d_gates: &[f32],

@@ -3,7 +3,7 @@
 use super::{MAX_RANKS, require};
 use crate::config::{Config, ConfigError, ParallelConfig};
 use crate::device;
-use crate::words::count;
+use crate::format::count;
 use fsdp::Strategy;
 
 impl Config {

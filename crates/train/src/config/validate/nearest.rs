@@ -3,7 +3,7 @@
 
 use super::MAX_RANKS;
 use crate::config::{Config, ParallelConfig};
-use crate::words::count;
+use crate::format::count;
 use fsdp::Strategy;
 
 /// A size of a layout: its key, its value, and its setter.

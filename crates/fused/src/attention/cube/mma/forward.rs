@@ -1,6 +1,6 @@
 //! The forward of [`simt`](super::super::simt) on tensor cores: scores, probabilities and sums stay in registers.
 
-use super::super::rows::{Lies, Rule, first_key, head_here, inverse, log_sum};
+use super::super::rows::{Rule, Strides, first_key, head_here, inverse, log_sum};
 use super::{Eight, Operand, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros};
 use crate::cube::{plane, rounded};
 use cubecl::prelude::*;
@@ -16,11 +16,11 @@ pub fn forward<F: Float>(
     starts: &[i32],
     y: &mut [Two<F>],
     l: &mut [f32],
-    q_lies: Lies,
-    k_lies: Lies,
-    v_lies: Lies,
-    k_rope_lies: Lies,
-    y_lies: Lies,
+    q_strides: Strides,
+    k_strides: Strides,
+    v_strides: Strides,
+    k_rope_strides: Strides,
+    y_strides: Strides,
     rule: Rule,
     #[comptime] shape: Shape,
     #[define(F)] _dtype: ElemType,
@@ -32,7 +32,7 @@ pub fn forward<F: Float>(
     let mut v_tile = Shared::<[Eight<F>]>::new_aligned_slice(v_len, 16usize);
 
     let query = rule.first_query_here(TILE);
-    stage(q, q_lies.here(), q_lies.row, query, rule.t, &mut q_tile, comptime!(shape.whole()));
+    stage(q, q_strides.here(), q_strides.row, query, rule.t, &mut q_tile, comptime!(shape.whole()));
     if comptime!(widths.rope > 0) {
         sync_cube();
         turn(&mut q_tile, cos, sin, query, rule.t, comptime!(shape.rope()));
@@ -53,10 +53,10 @@ pub fn forward<F: Float>(
     let keys = rule.keys(query + TILE);
     let mut key = first_key(starts, query, &rule, comptime!(shape.documents)) / TILE * TILE;
     while key < keys {
-        stage(k, k_lies.here(), k_lies.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
-        stage(v, v_lies.here(), v_lies.row, key, rule.s, &mut v_tile, comptime!(shape.values()));
+        stage(k, k_strides.here(), k_strides.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
+        stage(v, v_strides.here(), v_strides.row, key, rule.s, &mut v_tile, comptime!(shape.values()));
         if comptime!(widths.rope > 0) {
-            stage(k_rope, k_rope_lies.here(), k_rope_lies.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
+            stage(k_rope, k_rope_strides.here(), k_rope_strides.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
             sync_cube();
             turn(&mut k_tile, cos, sin, key, rule.s, comptime!(shape.rope()));
         }
@@ -118,7 +118,7 @@ pub fn forward<F: Float>(
         sum += plane::exchanged(sum, 2u32);
         if row < rule.t {
             let inverse = inverse(sum);
-            let to = (y_lies.here() + row * y_lies.row + lane_column) / 2;
+            let to = (y_strides.here() + row * y_strides.row + lane_column) / 2;
             #[unroll]
             for n in 0..comptime!(widths.v / 8) {
                 y[to + comptime!(4 * n)] = rounded(sums[comptime!(2 * n + half)] * Vector::new(inverse));

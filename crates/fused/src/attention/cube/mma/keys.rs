@@ -1,7 +1,7 @@
 //! The gradients of keys and values on tensor cores; see [`simt`](super::super::simt). Here scores have one row per
 //! key.
 
-use super::super::rows::{Lies, Rule, first_key, head_here, probability, stage_statistics};
+use super::super::rows::{Rule, Strides, first_key, head_here, probability, stage_statistics};
 use super::{CHUNK, Eight, Operand, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros};
 use crate::cube::rounded;
 use cubecl::prelude::*;
@@ -21,13 +21,13 @@ pub fn keys<F: Float>(
     d_k: &mut [Two<F>],
     d_v: &mut [Two<F>],
     d_k_rope: &mut [Two<f32>],
-    q_lies: Lies,
-    k_lies: Lies,
-    v_lies: Lies,
-    k_rope_lies: Lies,
-    y_lies: Lies,
-    d_k_lies: Lies,
-    d_v_lies: Lies,
+    q_strides: Strides,
+    k_strides: Strides,
+    v_strides: Strides,
+    k_rope_strides: Strides,
+    y_strides: Strides,
+    d_k_strides: Strides,
+    d_v_strides: Strides,
     rule: Rule,
     #[comptime] shape: Shape,
     #[define(F)] _dtype: ElemType,
@@ -41,10 +41,10 @@ pub fn keys<F: Float>(
     let mut statistics = Shared::<[f32]>::new_slice(comptime!(2 * TILE));
 
     let key = CUBE_POS_X as usize * TILE;
-    stage(k, k_lies.here(), k_lies.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
-    stage(v, v_lies.here(), v_lies.row, key, rule.s, &mut v_tile, comptime!(shape.values()));
+    stage(k, k_strides.here(), k_strides.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
+    stage(v, v_strides.here(), v_strides.row, key, rule.s, &mut v_tile, comptime!(shape.values()));
     if comptime!(widths.rope > 0) {
-        stage(k_rope, k_rope_lies.here(), k_rope_lies.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
+        stage(k_rope, k_rope_strides.here(), k_rope_strides.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
         sync_cube();
         turn(&mut k_tile, cos, sin, key, rule.s, comptime!(shape.rope()));
     }
@@ -58,8 +58,8 @@ pub fn keys<F: Float>(
     let start = rule.start();
     let mut query = rule.first_query(key) / TILE * TILE;
     while query < rule.t && first_key(starts, query, &rule, comptime!(shape.documents)) < key + TILE {
-        stage(q, q_lies.here(), q_lies.row, query, rule.t, &mut q_tile, comptime!(shape.whole()));
-        stage(d_y, y_lies.here(), y_lies.row, query, rule.t, &mut d_y_tile, comptime!(shape.values()));
+        stage(q, q_strides.here(), q_strides.row, query, rule.t, &mut q_tile, comptime!(shape.whole()));
+        stage(d_y, y_strides.here(), y_strides.row, query, rule.t, &mut d_y_tile, comptime!(shape.values()));
         stage_statistics(l, mean, &mut statistics, query, &rule, TILE);
         if comptime!(widths.rope > 0) {
             sync_cube();
@@ -114,8 +114,8 @@ pub fn keys<F: Float>(
     for half in 0..2usize {
         let row = row + comptime!(8 * half);
         if row < rule.s {
-            let to_k = (d_k_lies.here() + row * d_k_lies.row + lane_column) / 2;
-            let to_v = (d_v_lies.here() + row * d_v_lies.row + lane_column) / 2;
+            let to_k = (d_k_strides.here() + row * d_k_strides.row + lane_column) / 2;
+            let to_v = (d_v_strides.here() + row * d_v_strides.row + lane_column) / 2;
             let to_rope = ((head * rule.s + row) * widths.rope + lane_column) / 2;
             #[unroll]
             for n in 0..comptime!(widths.nope / 8) {

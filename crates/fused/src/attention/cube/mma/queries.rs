@@ -1,6 +1,6 @@
 //! The gradient of queries on tensor cores; see [`simt`](super::super::simt).
 
-use super::super::rows::{Lies, Rule, first_key, head_here, probability};
+use super::super::rows::{Rule, Strides, first_key, head_here, probability};
 use super::{
     CHUNK, Eight, Operand, SIDE, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros,
 };
@@ -20,12 +20,12 @@ pub fn queries<F: Float>(
     l: &[f32],
     mean: &[f32],
     d_q: &mut [Two<F>],
-    q_lies: Lies,
-    k_lies: Lies,
-    v_lies: Lies,
-    k_rope_lies: Lies,
-    y_lies: Lies,
-    d_q_lies: Lies,
+    q_strides: Strides,
+    k_strides: Strides,
+    v_strides: Strides,
+    k_rope_strides: Strides,
+    y_strides: Strides,
+    d_q_strides: Strides,
     rule: Rule,
     #[comptime] shape: Shape,
     #[define(F)] _dtype: ElemType,
@@ -38,8 +38,8 @@ pub fn queries<F: Float>(
     let mut d_y_tile = Shared::<[Eight<F>]>::new_aligned_slice(v_len, 16usize);
 
     let query = rule.first_query_here(TILE);
-    stage(q, q_lies.here(), q_lies.row, query, rule.t, &mut q_tile, comptime!(shape.whole()));
-    stage(d_y, y_lies.here(), y_lies.row, query, rule.t, &mut d_y_tile, comptime!(shape.values()));
+    stage(q, q_strides.here(), q_strides.row, query, rule.t, &mut q_tile, comptime!(shape.whole()));
+    stage(d_y, y_strides.here(), y_strides.row, query, rule.t, &mut d_y_tile, comptime!(shape.values()));
     if comptime!(widths.rope > 0) {
         sync_cube();
         turn(&mut q_tile, cos, sin, query, rule.t, comptime!(shape.rope()));
@@ -64,10 +64,10 @@ pub fn queries<F: Float>(
     let keys = rule.keys(query + TILE);
     let mut key = first_key(starts, query, &rule, comptime!(shape.documents)) / TILE * TILE;
     while key < keys {
-        stage(k, k_lies.here(), k_lies.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
-        stage(v, v_lies.here(), v_lies.row, key, rule.s, &mut v_tile, comptime!(shape.values()));
+        stage(k, k_strides.here(), k_strides.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
+        stage(v, v_strides.here(), v_strides.row, key, rule.s, &mut v_tile, comptime!(shape.values()));
         if comptime!(widths.rope > 0) {
-            stage(k_rope, k_rope_lies.here(), k_rope_lies.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
+            stage(k_rope, k_rope_strides.here(), k_rope_strides.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
             sync_cube();
             turn(&mut k_tile, cos, sin, key, rule.s, comptime!(shape.rope()));
         }
@@ -115,7 +115,7 @@ pub fn queries<F: Float>(
     for half in 0..2usize {
         let row = row + comptime!(8 * half);
         if row < rule.t {
-            let to = (d_q_lies.here() + row * d_q_lies.row + lane_column) / 2;
+            let to = (d_q_strides.here() + row * d_q_strides.row + lane_column) / 2;
             #[unroll]
             for n in 0..comptime!(widths.qk() / 8) {
                 let mut values = sums[comptime!(2 * n + half)];

@@ -10,7 +10,7 @@
 //! (FlashAttention-2, arXiv 2307.08691, algorithm 1.) Dropout multiplies `p` by its factor in `p v`, but not in the
 //! sum.
 
-use super::super::rows::{Lies, Rule, first_key, head_here, inverse, log_sum};
+use super::super::rows::{Rule, Strides, first_key, head_here, inverse, log_sum};
 use super::{Corner, PARTS, Shape, Sum, clear, multiply, pitch, put, stage, turn};
 use cubecl::prelude::*;
 
@@ -37,11 +37,11 @@ pub fn forward<F: Float, N: Size>(
     starts: &[i32],
     y: &mut [Vector<F, N>],
     l: &mut [f32],
-    q_lies: Lies,
-    k_lies: Lies,
-    v_lies: Lies,
-    k_rope_lies: Lies,
-    y_lies: Lies,
+    q_strides: Strides,
+    k_strides: Strides,
+    v_strides: Strides,
+    k_rope_strides: Strides,
+    y_strides: Strides,
     rule: Rule,
     #[comptime] shape: Shape,
     #[define(F)] _dtype: ElemType,
@@ -62,7 +62,7 @@ pub fn forward<F: Float, N: Size>(
     };
 
     let query = rule.first_query_here(tile);
-    stage(q, q_lies.here(), q_lies.row, query, rule.t, &mut q_tile, comptime!(shape.whole(widths.qk())));
+    stage(q, q_strides.here(), q_strides.row, query, rule.t, &mut q_tile, comptime!(shape.whole(widths.qk())));
     clear(&mut y_tile, v_len);
     let mut i = UNIT_POS as usize;
     while i < tile {
@@ -79,10 +79,10 @@ pub fn forward<F: Float, N: Size>(
     let keys = rule.keys(query + tile);
     let mut key = first_key(starts, query, &rule, comptime!(shape.documents)) / tile * tile;
     while key < keys {
-        stage(k, k_lies.here(), k_lies.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
-        stage(v, v_lies.here(), v_lies.row, key, rule.s, &mut v_tile, comptime!(shape.whole(widths.v)));
+        stage(k, k_strides.here(), k_strides.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
+        stage(v, v_strides.here(), v_strides.row, key, rule.s, &mut v_tile, comptime!(shape.whole(widths.v)));
         if comptime!(widths.rope > 0) {
-            stage(k_rope, k_rope_lies.here(), k_rope_lies.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
+            stage(k_rope, k_rope_strides.here(), k_rope_strides.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
             sync_cube();
             turn(&mut k_tile, cos, sin, key, rule.s, comptime!(shape.rope()), false);
         }
@@ -117,7 +117,7 @@ pub fn forward<F: Float, N: Size>(
         i += CUBE_DIM as usize;
     }
     sync_cube();
-    put(&y_tile, y, y_lies.here(), y_lies.row, query, rule.t, comptime!(shape.whole(widths.v)));
+    put(&y_tile, y, y_strides.here(), y_strides.row, query, rule.t, comptime!(shape.whole(widths.v)));
 }
 
 /// Turns scores into `p`, 0 where dropped. [`PARTS`] units share a row; each takes every fourth column.

@@ -7,7 +7,7 @@
 //! One cube computes the whole sum of each gradient, so nothing is added between cubes. All heads share the rotated
 //! key: the kernel writes its gradient per head, and [`small`](super::super::small) sums them.
 
-use super::super::rows::{Lies, Rule, first_key, head_here, stage_statistics};
+use super::super::rows::{Rule, Strides, first_key, head_here, stage_statistics};
 use super::{Corner, Shape, Sum, clear, multiply, pitch, probabilities, put, stage, turn};
 use cubecl::prelude::*;
 
@@ -26,13 +26,13 @@ pub fn keys<F: Float, N: Size>(
     d_k: &mut [Vector<F, N>],
     d_v: &mut [Vector<F, N>],
     d_k_rope: &mut [f32],
-    q_lies: Lies,
-    k_lies: Lies,
-    v_lies: Lies,
-    k_rope_lies: Lies,
-    y_lies: Lies,
-    d_k_lies: Lies,
-    d_v_lies: Lies,
+    q_strides: Strides,
+    k_strides: Strides,
+    v_strides: Strides,
+    k_rope_strides: Strides,
+    y_strides: Strides,
+    d_k_strides: Strides,
+    d_v_strides: Strides,
     rule: Rule,
     #[comptime] shape: Shape,
     #[define(F)] _dtype: ElemType,
@@ -50,12 +50,12 @@ pub fn keys<F: Float, N: Size>(
     let mut statistics = Shared::<[f32]>::new_slice(comptime!(2 * tile));
 
     let key = CUBE_POS_X as usize * tile;
-    stage(k, k_lies.here(), k_lies.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
-    stage(v, v_lies.here(), v_lies.row, key, rule.s, &mut v_tile, comptime!(shape.whole(widths.v)));
+    stage(k, k_strides.here(), k_strides.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
+    stage(v, v_strides.here(), v_strides.row, key, rule.s, &mut v_tile, comptime!(shape.whole(widths.v)));
     clear(&mut d_k_tile, qk_len);
     clear(&mut d_v_tile, v_len);
     if comptime!(widths.rope > 0) {
-        stage(k_rope, k_rope_lies.here(), k_rope_lies.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
+        stage(k_rope, k_rope_strides.here(), k_rope_strides.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
         sync_cube();
         turn(&mut k_tile, cos, sin, key, rule.s, comptime!(shape.rope()), false);
     }
@@ -63,8 +63,8 @@ pub fn keys<F: Float, N: Size>(
     let start = rule.start();
     let mut query = rule.first_query(key) / tile * tile;
     while query < rule.t && first_key(starts, query, &rule, comptime!(shape.documents)) < key + tile {
-        stage(q, q_lies.here(), q_lies.row, query, rule.t, &mut q_tile, comptime!(shape.whole(widths.qk())));
-        stage(d_y, y_lies.here(), y_lies.row, query, rule.t, &mut d_y_tile, comptime!(shape.whole(widths.v)));
+        stage(q, q_strides.here(), q_strides.row, query, rule.t, &mut q_tile, comptime!(shape.whole(widths.qk())));
+        stage(d_y, y_strides.here(), y_strides.row, query, rule.t, &mut d_y_tile, comptime!(shape.whole(widths.v)));
         stage_statistics(l, mean, &mut statistics, query, &rule, tile);
         if comptime!(widths.rope > 0) {
             sync_cube();
@@ -83,8 +83,8 @@ pub fn keys<F: Float, N: Size>(
     }
 
     sync_cube();
-    put(&d_k_tile, d_k, d_k_lies.here(), d_k_lies.row, key, rule.s, comptime!(shape.nope()));
-    put(&d_v_tile, d_v, d_v_lies.here(), d_v_lies.row, key, rule.s, comptime!(shape.whole(widths.v)));
+    put(&d_k_tile, d_k, d_k_strides.here(), d_k_strides.row, key, rule.s, comptime!(shape.nope()));
+    put(&d_v_tile, d_v, d_v_strides.here(), d_v_strides.row, key, rule.s, comptime!(shape.whole(widths.v)));
     if comptime!(widths.rope > 0) {
         let head = head_here();
         let mut i = UNIT_POS as usize;

@@ -291,7 +291,7 @@ struct Corner {
 }
 
 /// Turns scores into probabilities, and the gradients of probabilities into those of scores; see
-/// [`host`](super::super::host).
+/// [`cpu`](super::super::host).
 #[cube]
 fn probabilities(
     scores: &mut [f32],

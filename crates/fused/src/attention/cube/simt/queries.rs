@@ -4,7 +4,7 @@
 //!  for each tile of keys:   p = exp(scale q k^T - l),  ds = scale p (dy v^T - mean)       dq += ds k
 //! ```
 
-use super::super::rows::{Lies, Rule, first_key, stage_statistics};
+use super::super::rows::{Rule, Strides, first_key, stage_statistics};
 use super::{Corner, Shape, Sum, clear, multiply, probabilities, put, stage, turn};
 use cubecl::prelude::*;
 
@@ -21,12 +21,12 @@ pub fn queries<F: Float, N: Size>(
     l: &[f32],
     mean: &[f32],
     d_q: &mut [Vector<F, N>],
-    q_lies: Lies,
-    k_lies: Lies,
-    v_lies: Lies,
-    k_rope_lies: Lies,
-    y_lies: Lies,
-    d_q_lies: Lies,
+    q_strides: Strides,
+    k_strides: Strides,
+    v_strides: Strides,
+    k_rope_strides: Strides,
+    y_strides: Strides,
+    d_q_strides: Strides,
     rule: Rule,
     #[comptime] shape: Shape,
     #[define(F)] _dtype: ElemType,
@@ -43,8 +43,8 @@ pub fn queries<F: Float, N: Size>(
     let mut statistics = Shared::<[f32]>::new_slice(comptime!(2 * tile));
 
     let query = rule.first_query_here(tile);
-    stage(q, q_lies.here(), q_lies.row, query, rule.t, &mut q_tile, comptime!(shape.whole(widths.qk())));
-    stage(d_y, y_lies.here(), y_lies.row, query, rule.t, &mut d_y_tile, comptime!(shape.whole(widths.v)));
+    stage(q, q_strides.here(), q_strides.row, query, rule.t, &mut q_tile, comptime!(shape.whole(widths.qk())));
+    stage(d_y, y_strides.here(), y_strides.row, query, rule.t, &mut d_y_tile, comptime!(shape.whole(widths.v)));
     stage_statistics(l, mean, &mut statistics, query, &rule, tile);
     clear(&mut d_q_tile, qk_len);
     if comptime!(widths.rope > 0) {
@@ -56,10 +56,10 @@ pub fn queries<F: Float, N: Size>(
     let keys = rule.keys(query + tile);
     let mut key = first_key(starts, query, &rule, comptime!(shape.documents)) / tile * tile;
     while key < keys {
-        stage(k, k_lies.here(), k_lies.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
-        stage(v, v_lies.here(), v_lies.row, key, rule.s, &mut v_tile, comptime!(shape.whole(widths.v)));
+        stage(k, k_strides.here(), k_strides.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
+        stage(v, v_strides.here(), v_strides.row, key, rule.s, &mut v_tile, comptime!(shape.whole(widths.v)));
         if comptime!(widths.rope > 0) {
-            stage(k_rope, k_rope_lies.here(), k_rope_lies.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
+            stage(k_rope, k_rope_strides.here(), k_rope_strides.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
             sync_cube();
             turn(&mut k_tile, cos, sin, key, rule.s, comptime!(shape.rope()), false);
         }
@@ -79,5 +79,5 @@ pub fn queries<F: Float, N: Size>(
         turn(&mut d_q_tile, cos, sin, query, rule.t, comptime!(shape.rope()), true);
         sync_cube();
     }
-    put(&d_q_tile, d_q, d_q_lies.here(), d_q_lies.row, query, rule.t, comptime!(shape.whole(widths.qk())));
+    put(&d_q_tile, d_q, d_q_strides.here(), d_q_strides.row, query, rule.t, comptime!(shape.whole(widths.qk())));
 }

@@ -18,7 +18,7 @@ use burn::tensor::Tensor;
 use fsdp::{Fsdp, FsdpError, Loss, UnitId, Units};
 
 /// The units after the blocks.
-pub(super) enum Tail {
+pub(super) enum OutputUnits {
     Head(UnitId<Head>),
     Mtp { norm: UnitId<RmsNorm>, modules: Vec<UnitId<Mtp>>, lm_head: UnitId<Linear> },
 }
@@ -31,7 +31,7 @@ pub(super) struct Coefs {
     pub mtp: f64,
 }
 
-impl Tail {
+impl OutputUnits {
     /// Adds the units and their calls after those of the blocks.
     pub fn add(
         units: &mut Units<Batch>,

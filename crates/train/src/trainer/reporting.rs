@@ -5,6 +5,7 @@ use crate::batch::RowCounts;
 use crate::config::Config;
 use crate::device;
 use crate::error::TrainError;
+use crate::format::{count, human};
 use crate::layout::LayoutTable;
 use crate::machine::{self, Machine};
 use crate::metrics::{ExpertMetrics, ProcessMetrics, StageMetrics, StageSeconds, StepMetrics, UsageMetrics};
@@ -12,7 +13,6 @@ use crate::overview;
 use crate::recorder::Recorder;
 use crate::resume::Resume;
 use crate::run_folder::RunFolder;
-use crate::words::{count, human};
 use fsdp::StepReport;
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Properties of every schedule's programs over varying stages, chunks, micro-batches and costs.
 
 use proptest::prelude::*;
-use schedule::{Action, Cell, Fault, Links, Pipeline, Schedule, Ticks, deal, simulate};
+use schedule::{Action, Cell, Fault, Links, Pipeline, Schedule, Ticks, partition, simulate};
 use std::collections::HashMap;
 
 /// Generates any valid pipeline, including those with more stages than micro-batches.
@@ -76,7 +76,7 @@ proptest! {
     fn things_are_dealt_as_evenly_as_can_be(costs in prop::collection::vec(0u32..9, 1..9), places in 1usize..5) {
         let places = places.min(costs.len());
         let costs: Vec<f64> = costs.into_iter().map(f64::from).collect();
-        let counts = deal(&costs, places);
+        let counts = partition(&costs, places);
         prop_assert_eq!((counts.len(), counts.iter().sum::<usize>()), (places, costs.len()));
         prop_assert!(counts.iter().all(|count| *count > 0));
         /// Returns the cost of the most expensive part and the sum of squared costs.

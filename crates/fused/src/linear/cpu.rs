@@ -66,7 +66,7 @@ impl<'a, T: Element> Weighted<'a, T> {
 }
 
 /// Returns the wanted gradients of `x`, weight and bias; the others are empty.
-pub(crate) fn backward_host<T: Element>(
+pub(crate) fn backward_cpu<T: Element>(
     [x, weight, dy]: [&[T]; 3],
     [rows, from, to]: [usize; 3],
     transposed: bool,

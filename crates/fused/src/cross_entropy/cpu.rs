@@ -15,7 +15,7 @@ use std::mem::MaybeUninit;
 ///
 /// # Panics
 /// If a target is not in the vocabulary.
-pub(crate) fn cross_entropy_host<T: Element>(
+pub(crate) fn cross_entropy_cpu<T: Element>(
     x: &[T],
     head: &[T],
     targets: &[usize],

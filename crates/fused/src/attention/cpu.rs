@@ -53,7 +53,7 @@ impl Sizes {
 }
 
 /// Returns `y`, `[b, t, heads, dv]`, and `l_bht`.
-pub(crate) fn attention_host<T: Element>(
+pub(crate) fn attention_cpu<T: Element>(
     sizes: Sizes,
     [q, k, v]: [Lying<'_, T>; 3],
     mask: Mask<'_>,
@@ -83,7 +83,7 @@ pub(crate) fn attention_host<T: Element>(
 }
 
 /// Returns the gradients by position: `[b, t, heads, d]`, `[b, s, heads, d]`, `[b, s, heads, dv]`.
-pub(crate) fn attention_backward_host<T: Element>(
+pub(crate) fn attention_backward_cpu<T: Element>(
     sizes: Sizes,
     inputs: [Lying<'_, T>; 3],
     outputs: [Lying<'_, T>; 2],
@@ -108,12 +108,12 @@ pub(crate) fn attention_backward_host<T: Element>(
 }
 
 /// Maps `[b, t, 3 heads d]` to `y`, `[b, t, heads, d]`, and `l_bht`.
-pub(crate) fn self_attention_host<T: Element>(sizes: Sizes, qkv: &[T], mask: Mask<'_>) -> (Vec<T>, Vec<f32>) {
-    attention_host(sizes, three(sizes, qkv), mask)
+pub(crate) fn self_attention_cpu<T: Element>(sizes: Sizes, qkv: &[T], mask: Mask<'_>) -> (Vec<T>, Vec<f32>) {
+    attention_cpu(sizes, three(sizes, qkv), mask)
 }
 
 /// Returns the gradient of `qkv`, `[b, t, 3 heads d]`.
-pub(crate) fn self_attention_backward_host<T: Element>(
+pub(crate) fn self_attention_backward_cpu<T: Element>(
     sizes: Sizes,
     qkv: &[T],
     [y, dy]: [&[T]; 2],
@@ -244,7 +244,7 @@ impl<'a, T: Element> Latent<'a, T> {
 }
 
 /// Returns `y`, `[b, t, heads v]`, and `l_bht`.
-pub(crate) fn latent_attention_host<T: Element>(latent: Latent<'_, T>) -> (Vec<T>, Vec<f32>) {
+pub(crate) fn latent_attention_cpu<T: Element>(latent: Latent<'_, T>) -> (Vec<T>, Vec<f32>) {
     let Latent { b, t, rule: LatentRule { heads, rope, v, .. }, .. } = latent;
     let (parts, k_rope) = (latent.parts(), View::new(latent.k_rope, [t * rope, 0, rope], rope));
     let mut l = vec![0.0; b * heads * t];
@@ -272,7 +272,7 @@ pub(crate) fn latent_attention_host<T: Element>(latent: Latent<'_, T>) -> (Vec<T
 }
 
 /// Returns the gradients of `q`, `kv` and `k_rope`.
-pub(crate) fn latent_attention_backward_host<T: Element>(
+pub(crate) fn latent_attention_backward_cpu<T: Element>(
     latent: Latent<'_, T>,
     [y, dy]: [&[T]; 2],
     l: &[f32],

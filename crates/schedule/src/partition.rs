@@ -13,7 +13,7 @@
 /// An embedding that costs nothing, six blocks, and a head that costs as much as two blocks.
 /// assert_eq!(schedule::deal(&[0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0], 4), [3, 2, 2, 1]);
 /// ```
-pub fn deal(costs: &[f64], places: usize) -> Vec<usize> {
+pub fn partition(costs: &[f64], places: usize) -> Vec<usize> {
     assert!(0 < places && places <= costs.len(), "{} things for {places} places", costs.len());
     let sums: Vec<f64> = std::iter::once(0.0)
         .chain(costs.iter().scan(0.0, |sum, cost| {
