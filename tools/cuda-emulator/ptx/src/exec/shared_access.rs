@@ -28,7 +28,10 @@ impl Machine<'_, '_> {
         }
         let checks = self.checks();
         if most >= 1 << 32 || most + u64::from(size) > u64::from(self.env.shared_bytes) {
-            return self.remote(at, mask, size, kind, checks);
+            return self.remote(at, mask, size, kind, strong, checks);
+        }
+        if (strong || kind == Kind::Update) && kind.writes() && self.cluster.ctas.len() > 1 {
+            self.release();
         }
         let shared = &mut self.cluster.ctas[self.cta].shared;
         let lanes = Lanes { least: least as u32, most: most as u32, dense, words };
@@ -41,7 +44,7 @@ impl Machine<'_, '_> {
                 left &= left - 1;
                 let address = at[lane] as u32;
                 let done = if strong || kind == Kind::Update {
-                    if checks.races {
+                    if checks.orders {
                         shared.order(self.warp, address, kind.writes());
                     }
                     shared.touch(address, size, kind.reads(), kind.writes(), checks)
@@ -64,7 +67,12 @@ impl Machine<'_, '_> {
     #[inline(always)]
     pub fn checks(&self) -> Checks {
         let options = self.env.options;
-        Checks { uninitialised: options.uninitialised && !self.lenient, races: options.races && self.env.warps > 1 }
+        let several = self.env.warps > 1;
+        Checks {
+            uninitialised: options.uninitialised && !self.lenient,
+            races: options.races && several,
+            orders: (options.races || options.global_races) && several,
+        }
     }
 
     /// Shared memory of other blocks of the cluster, or none.
@@ -75,8 +83,12 @@ impl Machine<'_, '_> {
         mask: u32,
         size: u32,
         kind: Kind,
+        strong: bool,
         checks: Checks,
     ) -> Result<(), Fault> {
+        if (strong || kind == Kind::Update) && kind.writes() {
+            self.release();
+        }
         for lane in (0..LANES).filter(|lane| mask >> lane & 1 != 0) {
             self.lane = lane;
             let (cta, offset) = self.shared_place(at[lane], size)?;
