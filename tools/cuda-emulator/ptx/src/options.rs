@@ -26,7 +26,7 @@ impl Default for Launch<'_> {
 pub struct Options {
     /// Reads of bytes that nothing has written, in global and shared memory.
     pub uninitialised: bool,
-    /// Races between warps in shared memory.
+    /// Races between warps in shared memory, of one block or of the blocks of a cluster.
     pub races: bool,
     /// Races in global memory between warps of a launch, of one block or of several: the same word, one plain write, and no order of
     /// the two. Blocks are ordered by a fence and a strong write in the one, and a strong read in the other.

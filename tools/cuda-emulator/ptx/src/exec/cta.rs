@@ -81,7 +81,7 @@ impl Cluster {
             ctas.push(Cta {
                 index,
                 warps,
-                shared: Shared::new(env.shared_bytes, env.warps),
+                shared: Shared::new(env.shared_bytes, env.warps, env.launch.cluster == [1; 3]),
                 barriers: Default::default(),
                 open: 0,
                 released: Vec::new(),

@@ -149,8 +149,8 @@ impl<'a> Env<'a> {
         }
         let warps = threads.div_ceil(32);
         let peers = memory.peers();
-        let races =
-            if options.global_races && warps * blocks > 1 { Races::begin(blocks, memory, &peers) } else { None };
+        let watched = options.global_races || options.races && launch.cluster != [1; 3];
+        let races = if watched && warps * blocks > 1 { Races::begin(blocks, memory, &peers) } else { None };
         Ok(Self {
             workspace,
             races,

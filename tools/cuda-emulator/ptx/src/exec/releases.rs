@@ -1,7 +1,8 @@
-//! What orders the blocks of a launch behind each other: releases, which have numbers, and reads that may have observed them.
+//! What orders the blocks of a launch behind each other: releases, which have numbers, and reads that may have observed
+//! them.
 //!
-//! A strong write behind a fence releases what came before the fence. A strong read acquires all releases up to now, at whatever
-//! address: more than it does on a card, so a race may be missed and none is invented.
+//! A strong write behind a fence releases what came before the fence. A strong read acquires all releases up to now, at
+//! whatever address: more than it does on a card, so a race may be missed and none is invented.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering, fence};

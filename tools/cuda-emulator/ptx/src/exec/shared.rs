@@ -5,9 +5,11 @@
 
 use crate::fault::{Fault, FaultKind};
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 
 use super::cells::{Cell, Cells, Visitor};
 use super::clock::Clock;
+use super::trace::GRAIN;
 use super::warp::Warp;
 
 #[derive(Debug, Default)]
@@ -23,6 +25,8 @@ pub(super) struct Shared {
     pub at_cluster: Clock,
     /// What strong writes of global memory have published.
     pub at_global: Clock,
+    /// Traces of writes and of reads, for the other blocks of a cluster; empty without one.
+    traces: [Vec<AtomicU64>; 2],
     pub warps: usize,
 }
 
@@ -47,11 +51,14 @@ pub(super) struct Checks {
 }
 
 impl Shared {
-    pub fn new(len: u32, warps: usize) -> Self {
+    /// Shared memory of so many bytes, with or without other blocks in the cluster.
+    pub fn new(len: u32, warps: usize, alone: bool) -> Self {
         let cells = Cells::new(len.div_ceil(4) as usize);
         // 1024 bytes to spare, so that the start can lie at a multiple of it.
         let bytes = vec![0; (len as usize).div_ceil(8) + 128];
-        Self { bytes, cells, time: 1, warps, ..Self::default() }
+        let count = if alone { 0 } else { len.div_ceil(GRAIN as u32) };
+        let traces = [(); 2].map(|()| (0..count).map(|_| AtomicU64::new(0)).collect());
+        Self { bytes, cells, time: 1, warps, traces, ..Self::default() }
     }
 
     pub fn reset(&mut self) {
@@ -59,6 +66,12 @@ impl Shared {
         self.time = 1;
         self.strong.clear();
         (self.exited, self.at_cluster, self.at_global) = Default::default();
+        self.traces.iter_mut().flatten().for_each(|trace| *trace.get_mut() = 0);
+    }
+
+    /// The traces of the write and the read around an address, in a cluster.
+    pub fn traces(&self, at: u64) -> [&AtomicU64; 2] {
+        [0, 1].map(|which: usize| &self.traces[which][(at / GRAIN) as usize])
     }
 
     /// Host address of byte 0.
@@ -240,6 +253,10 @@ impl Shared {
     /// Marks bytes that a copy fills later; copies are of whole words.
     pub fn set_pending(&mut self, at: u32, size: u32) {
         self.cells.set_pending((at / 4) as usize, (size / 4) as usize);
+        for traces in self.traces.iter_mut().filter(|traces| !traces.is_empty()) {
+            let (first, end) = (at as usize / GRAIN as usize, (at + size).div_ceil(GRAIN as u32) as usize);
+            traces[first..end].iter_mut().for_each(|trace| *trace.get_mut() = 0);
+        }
     }
 
     /// Marks bytes that a copy has filled: by this warp now, or, of copies that a barrier completes, by nobody.

@@ -30,9 +30,7 @@ impl Machine<'_, '_> {
         if most >= 1 << 32 || most + u64::from(size) > u64::from(self.env.shared_bytes) {
             return self.remote(at, mask, size, kind, strong, checks);
         }
-        if (strong || kind == Kind::Update) && kind.writes() && self.cluster.ctas.len() > 1 {
-            self.release();
-        }
+        self.watch_shared(self.cta, at, mask, size, (kind, strong), Some(span))?;
         let shared = &mut self.cluster.ctas[self.cta].shared;
         let lanes = Lanes { least: least as u32, most: most as u32, dense, words };
         let whole_words = size >= 4 || dense && least.is_multiple_of(4);
@@ -86,9 +84,6 @@ impl Machine<'_, '_> {
         strong: bool,
         checks: Checks,
     ) -> Result<(), Fault> {
-        if (strong || kind == Kind::Update) && kind.writes() {
-            self.release();
-        }
         for lane in (0..LANES).filter(|lane| mask >> lane & 1 != 0) {
             self.lane = lane;
             let (cta, offset) = self.shared_place(at[lane], size)?;
@@ -99,7 +94,9 @@ impl Machine<'_, '_> {
                 Kind::Write if own => shared.write(self.warp, offset, size, checks)?,
                 _ => shared.touch(offset, size, kind.reads(), kind.writes(), checks)?,
             }
-            at[lane] = shared.start() + u64::from(offset);
+            let start = shared.start();
+            self.watch_shared(cta, &[offset.into(); LANES], 1 << lane, size, (kind, strong), None)?;
+            at[lane] = start + u64::from(offset);
         }
         Ok(())
     }

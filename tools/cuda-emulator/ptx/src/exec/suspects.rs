@@ -1,4 +1,4 @@
-//! Races in global memory that have been found: which of them do no harm, and what is said of the others.
+//! Races that traces have shown: which of them do no harm, and what is said of the others.
 
 use std::time::{Duration, Instant};
 
@@ -30,15 +30,11 @@ impl Machine<'_, '_> {
             self.suspects.extend_from_slice(found);
             return Ok(());
         }
-        let verb = match kind {
-            Kind::Read => "reads",
-            Kind::Write => "writes",
-            Kind::Update => "changes",
-        };
-        Err(self.race(found[0], at, mask, size, verb))
+        Err(self.race(found[0], at, mask, size, kind, None))
     }
 
-    /// Judges the suspects of a write: fine where the bytes are there already. `byte` tells what a lane writes at its byte of a number.
+    /// Judges the suspects of a write: fine where the bytes are there already. `byte` tells what a lane writes at its
+    /// byte of a number.
     #[cold]
     pub fn judge(
         &mut self,
@@ -51,7 +47,7 @@ impl Machine<'_, '_> {
             let until = Instant::now() + PATIENCE;
             while !self.is_there(suspect, at, mask, size, &byte) {
                 if suspect.other.serial() == self.cluster.ctas[self.cta].serial || Instant::now() > until {
-                    return Err(self.race(suspect, at, mask, size, "writes"));
+                    return Err(self.race(suspect, at, mask, size, Kind::Write, None));
                 }
                 std::thread::yield_now();
             }
@@ -83,14 +79,37 @@ impl Machine<'_, '_> {
         same
     }
 
-    fn race(&mut self, suspect: Suspect, at: &Addresses, mask: u32, size: u32, verb: &str) -> Fault {
+    /// The fault of a race in global memory, or in shared memory of a block of the cluster.
+    #[cold]
+    pub fn race(
+        &mut self,
+        suspect: Suspect,
+        at: &Addresses,
+        mask: u32,
+        size: u32,
+        kind: Kind,
+        cta: Option<usize>,
+    ) -> Fault {
+        let verb = match kind {
+            Kind::Read => "reads",
+            Kind::Write => "writes",
+            Kind::Update => "changes",
+        };
         let Suspect { address, other, wrote, words } = suspect;
         let first = address + u64::from(words.trailing_zeros()) * UNIT;
         let lanes = (0..LANES).filter(|lane| mask >> lane & 1 != 0);
         let reaches = |lane: &usize| (at[*lane]..at[*lane] + u64::from(size)).contains(&first);
         self.lane = lanes.clone().find(reaches).or(lanes.clone().next()).unwrap_or(0);
-        let place = self.memory_of(first).find(first);
-        let place = place.map_or(String::new(), |found| format!(", {} bytes into {found},", first - found.address));
+        let place = match cta {
+            Some(cta) => {
+                let [x, y, z] = self.cluster.ctas[cta].index;
+                format!(" of shared memory of block ({x}, {y}, {z})")
+            }
+            None => {
+                let place = self.memory_of(first).find(first);
+                place.map_or(String::new(), |found| format!(", {} bytes into {found},", first - found.address))
+            }
+        };
         let did = if wrote { "wrote" } else { "read" };
         let line = self.line_of(other, wrote);
         let own = other.serial() == self.cluster.ctas[self.cta].serial;
@@ -104,16 +123,19 @@ impl Machine<'_, '_> {
         } else {
             let [x, y, z] = self.env.block(self.env.races.as_ref().and_then(|races| races.block(other)).unwrap_or(0));
             format!(
-                "warp {me} {verb} {size} bytes at {:#x}{place} that warp {} of block ({x}, {y}, {z}) {did}{line}, and nothing \
-                 orders the two blocks",
+                "warp {me} {verb} {size} bytes at {:#x}{place} that warp {} of block ({x}, {y}, {z}) {did}{line}, and \
+                 nothing orders the two blocks",
                 at[self.lane],
                 other.warp()
             )
         };
         Fault::new(FaultKind::Race, what).advice(if own {
             "put a barrier for both warps between the two accesses"
+        } else if cta.is_some() {
+            "put a barrier of the cluster between the two accesses"
         } else {
-            "let the first block write a flag behind a fence that the other reads before, both atomic or volatile; or make two launches"
+            "let the first block write a flag behind a fence that the other reads before, both atomic or volatile; or \
+             make two launches"
         })
     }
 

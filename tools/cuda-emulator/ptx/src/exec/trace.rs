@@ -1,4 +1,4 @@
-//! One access as the check of global memory remembers it: who did it and when, in 64 bits.
+//! One access as the checks of memory that blocks share remember it: who did it and when, in 64 bits.
 
 /// Bytes that one trace is for.
 pub(super) use crate::memory::GRAIN;
@@ -10,7 +10,8 @@ pub(super) const SERIALS: u64 = 1 << 22;
 /// Later accesses of a block leave no traces.
 pub(super) const TIMES: u32 = (1 << 16) - 1;
 
-/// From the lowest bit: 8 bits for the words, 12 for the step, then whether it is strong, the warp, the block's time and its serial number.
+/// From the lowest bit: 8 bits for the words, 12 for the step, then whether it is strong, the warp, the block's time
+/// and its serial number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Trace(pub u64);
 

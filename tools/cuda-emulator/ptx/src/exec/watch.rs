@@ -1,8 +1,9 @@
-//! The check of global memory for races: between warps of a block without a barrier, and between blocks of a launch.
+//! The check of global memory for races: between warps of a block without a barrier, and between blocks of a launch;
+//! and that of shared memory for races between the blocks of a cluster.
 //!
-//! Each access leaves a trace for each 32 bytes that it touches, after a look at the traces that are there. All traces are true,
-//! and what is ordered behind an access is ordered behind those before it, so which traces are kept decides what is found, but never
-//! invents a race. For this reason host threads need no locks.
+//! Each access leaves a trace for each 32 bytes that it touches, after a look at the traces that are there. All traces
+//! are true, and what is ordered behind an access is ordered behind those before it, so which traces are kept decides
+//! what is found, but never invents a race. For this reason host threads need no locks.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -20,7 +21,8 @@ use crate::memory::Region;
 pub(super) enum Role {
     /// What the instruction says.
     Own,
-    /// Strong: a reduction, or an asynchronous read, of whose end other warps may learn by themselves, so that it leaves no trace.
+    /// Strong: a reduction, or an asynchronous read, of whose end other warps may learn by themselves, so that it
+    /// leaves no trace.
     Strong,
     /// Nothing: it happens later.
     None,
@@ -45,13 +47,16 @@ struct Visit<'a> {
     oldest: u64,
     /// Whether it leaves a trace.
     leaves: bool,
+    /// Whether only other blocks are looked at.
+    apart: bool,
 }
 
 impl Visit<'_> {
-    /// Whether a trace is of this launch and of another warp.
+    /// Whether a trace is of this launch and of another warp, or block.
     #[inline(always)]
     fn foreign(&self, other: Trace) -> bool {
-        other.0 >= self.oldest && !other.same_warp(self.trace)
+        let same = if self.apart { other.same_block(self.trace) } else { other.same_warp(self.trace) };
+        other.0 >= self.oldest && !same
     }
 
     /// Whether an access of another warp is before this one.
@@ -96,7 +101,8 @@ impl Visit<'_> {
         found
     }
 
-    /// Whether an earlier read stays although this one comes: if nothing orders the two, either may be in the way of a write.
+    /// Whether an earlier read stays although this one comes: if nothing orders the two, either may be in the way of a
+    /// write.
     #[inline(always)]
     fn keeps(&self, read: Trace) -> bool {
         self.foreign(read)
@@ -120,26 +126,76 @@ impl Machine<'_, '_> {
         (kind, strong): (Kind, bool),
         span: Option<Span>,
     ) -> Result<(), Fault> {
-        if self.env.races.is_none() || !region.is_traced() || self.role == Role::None {
+        if self.env.races.is_none() || !self.env.options.global_races || !region.is_traced() || self.role == Role::None
+        {
             return Ok(());
         }
-        let found = match (kind.writes(), strong || kind == Kind::Update || self.role == Role::Strong) {
-            (false, false) => self.walk::<false, false>(region, at, mask, size, span),
-            (false, true) => self.walk::<false, true>(region, at, mask, size, span),
-            (true, false) => self.walk::<true, false>(region, at, mask, size, span),
-            (true, true) => {
-                let found = self.walk::<true, true>(region, at, mask, size, span);
-                self.release();
-                found
-            }
-        };
+        let strong = strong || kind == Kind::Update || self.role == Role::Strong;
+        let found = self.walk((kind.writes(), strong), |at| region.traces(at), false, at, mask, size, span);
+        if kind.writes() && strong {
+            self.release();
+        }
         if found.is_empty() { Ok(()) } else { self.suspect(&found, at, mask, size, kind, strong) }
     }
 
+    /// Looks at an access to shared memory of the block `cta` of the cluster, for races with other blocks, and, in
+    /// memory of another block, of warps of this one.
+    pub fn watch_shared(
+        &mut self,
+        cta: usize,
+        at: &Addresses,
+        mask: u32,
+        size: u32,
+        (kind, strong): (Kind, bool),
+        span: Option<Span>,
+    ) -> Result<(), Fault> {
+        if self.env.races.is_none() || self.cluster.ctas.len() < 2 {
+            return Ok(());
+        }
+        let strong = strong || kind == Kind::Update;
+        let shared = &self.cluster.ctas[cta].shared;
+        let found = if self.env.options.races && self.role != Role::None {
+            // In their own memory, what warps know of each other says more than traces.
+            let apart = cta == self.cta;
+            self.walk((kind.writes(), strong), |at| shared.traces(at), apart, at, mask, size, span)
+        } else {
+            Vec::new()
+        };
+        if kind.writes() && strong {
+            self.release();
+        }
+        match found.first() {
+            None => Ok(()),
+            Some(found) => Err(self.race(*found, at, mask, size, kind, Some(cta))),
+        }
+    }
+
+    /// Looks at the traces of an access, and leaves those of this one; what is in its way.
     #[inline(always)]
-    fn walk<const WRITES: bool, const STRONG: bool>(
-        &self,
-        region: &Region,
+    #[allow(clippy::too_many_arguments)]
+    fn walk<'a>(
+        &'a self,
+        (writes, strong): (bool, bool),
+        traces: impl Fn(u64) -> [&'a AtomicU64; 2],
+        apart: bool,
+        at: &Addresses,
+        mask: u32,
+        size: u32,
+        span: Option<Span>,
+    ) -> Vec<Suspect> {
+        match (writes, strong) {
+            (false, false) => self.walk_as::<false, false>(traces, apart, at, mask, size, span),
+            (false, true) => self.walk_as::<false, true>(traces, apart, at, mask, size, span),
+            (true, false) => self.walk_as::<true, false>(traces, apart, at, mask, size, span),
+            (true, true) => self.walk_as::<true, true>(traces, apart, at, mask, size, span),
+        }
+    }
+
+    #[inline(always)]
+    fn walk_as<'a, const WRITES: bool, const STRONG: bool>(
+        &'a self,
+        traces: impl Fn(u64) -> [&'a AtomicU64; 2],
+        apart: bool,
         at: &Addresses,
         mask: u32,
         size: u32,
@@ -154,10 +210,11 @@ impl Machine<'_, '_> {
             trace: Trace::new(block.serial, time, self.warp.number, STRONG, self.pc),
             oldest: races.oldest(),
             leaves: time < TIMES,
+            apart,
         };
         let mut found = Vec::new();
         let mut visit = |address: u64, words: u64| {
-            if let Some((other, wrote)) = visit.visit::<WRITES, STRONG>(region.traces(address), words) {
+            if let Some((other, wrote)) = visit.visit::<WRITES, STRONG>(traces(address), words) {
                 found.push(Suspect { address, other, wrote, words: words & other.words() });
             }
         };
