@@ -53,6 +53,7 @@ pub fn options() -> ptx::Options {
     ptx::Options {
         uninitialised: checked("uninitialised"),
         races: checked("races"),
+        global_races: checked("global_races"),
         divergent_barriers: checked("divergent_barriers"),
         partial_stores: checked("partial_stores"),
         exited_barriers: set.checks.iter().any(|on| on == "+exited_barriers"),

@@ -11,6 +11,9 @@ use ptx::{Launch, Memory, Module, Options};
 
 const TEXT: &str = include_str!("../tests/ptx/basic.ptx");
 
+/// Launches of each kernel, of which the shortest counts.
+const ROUNDS: usize = 8;
+
 const MMA: &str = include_str!("../tests/data/gemm_mma.ptx");
 const WMMA: &str = include_str!("../tests/data/gemm_wmma.ptx");
 const WGMMA: &str = include_str!("../tests/data/gemm_wgmma.ptx");
@@ -34,6 +37,8 @@ add.s32 %r2, %r2, 1;
 setp.lt.s32 %p1, %r2, %r3;
 @%p1 bra L;
 ld.param.u64 %rd1, [p];
+mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; shl.b32 %r2, %r2, 7; add.s32 %r1, %r1, %r2;
+mul.wide.u32 %rd2, %r1, 4; add.s64 %rd1, %rd1, %rd2;
 st.global.f32 [%rd1], %f1;
 ret;
 }";
@@ -116,7 +121,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     maps.push(int(size as u32));
     let stages = 3 * (64 + 128) * 64 * 2;
     cases.push(("gemm_wgmma", &wgmma, [4, 8, 1], [160, 1, 1], stages + 64 * 128 * 4 + 64 + 2048, maps));
-    let unchecked = Options { uninitialised: false, races: false, ..Options::default() };
+    let unchecked = Options { uninitialised: false, races: false, global_races: false, ..Options::default() };
     let only = std::env::args().nth(1);
     for (name, module, grid, block, dynamic_shared, params) in cases {
         if only.as_ref().is_some_and(|only| only != name) {
@@ -124,18 +129,27 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         let kernel = module.kernel(name).ok_or("no such kernel")?;
         let params = params.concat();
-        for (checks, options) in [("checked", Options::default()), ("unchecked", unchecked.clone())] {
-            let options = Options { threads: 1, ..options };
-            let launch = Launch { grid, block, dynamic_shared, params: &params, ..Launch::default() };
-            // The first launch touches memory.
-            ptx::launch(kernel, launch, &memory, &options)?;
-            let start = Instant::now();
-            let counts = ptx::launch(kernel, launch, &memory, &options)?;
-            let seconds = start.elapsed().as_secs_f64();
+        let some = Options { global_races: false, ..Options::default() };
+        let sets = [("checked", Options::default()), ("no global races", some), ("unchecked", unchecked.clone())];
+        let mut best = [0; 3].map(|_| (f64::MAX, ptx::Counts::default()));
+        // In turn, as the machine may be busy; the first launch touches memory.
+        for _ in 0..ROUNDS {
+            for ((_, options), best) in sets.iter().zip(&mut best) {
+                let options = Options { threads: 1, ..options.clone() };
+                let launch = Launch { grid, block, dynamic_shared, params: &params, ..Launch::default() };
+                let start = Instant::now();
+                let counts = ptx::launch(kernel, launch, &memory, &options)?;
+                let seconds = start.elapsed().as_secs_f64();
+                if seconds < best.0 {
+                    *best = (seconds, counts);
+                }
+            }
+        }
+        for ((checks, _), (seconds, counts)) in sets.iter().zip(best) {
             let millions = counts.total() as f64 / 1e6;
             let flops = counts.tensor_flops as f64 / seconds / 1e9;
             println!(
-                "{name:>12} {checks:>9}: {millions:8.2} million in {:7.1} ms: {:6.1} million/s, {flops:5.1} GFLOP/s of tensor cores",
+                "{name:>12} {checks:>15}: {millions:8.2} million in {:7.1} ms: {:6.1} million/s, {flops:5.1} GFLOP/s of tensor cores",
                 seconds * 1e3,
                 millions / seconds
             );

@@ -13,7 +13,7 @@ pub enum FaultKind {
     Misaligned,
     /// A read of bytes that nothing has written.
     Uninitialised,
-    /// Two warps access the same bytes of shared memory without a barrier between, and one of them writes.
+    /// Two warps access the same bytes, one of them writes, and nothing orders the two.
     Race,
     /// A read or write of shared memory that an asynchronous copy is still filling.
     MissingWait,

@@ -26,8 +26,11 @@ impl Default for Launch<'_> {
 pub struct Options {
     /// Reads of bytes that nothing has written, in global and shared memory.
     pub uninitialised: bool,
-    /// Races between warps in shared memory.
+    /// Races between warps in shared memory, of one block or of the blocks of a cluster.
     pub races: bool,
+    /// Races in global memory between warps of a launch, of one block or of several: the same word, one plain write, and no order of
+    /// the two. Blocks are ordered by a fence and a strong write in the one, and a strong read in the other.
+    pub global_races: bool,
     /// A barrier for a whole block that some of its threads never reach because they have exited. Cards let such a
     /// barrier pass, and the programming guide allows it, so this is off by default.
     pub exited_barriers: bool,
@@ -52,6 +55,7 @@ impl Default for Options {
         Self {
             uninitialised: true,
             races: true,
+            global_races: true,
             exited_barriers: false,
             divergent_barriers: true,
             partial_stores: true,

@@ -4,7 +4,7 @@
 #   git clone https://github.com/karpathy/llm.c
 #   bash scripts/emulated-cuda.sh bash tools/cuda-emulator/truth/cuda/llmc.sh llm.c [NAME...]
 #
-# Prints one line a kernel. The ten kernels named in "What has been run on it" of the emulator's README fail, by faults of their own.
+# Prints one line a kernel. The eleven kernels named in "What has been run on it" of the emulator's README fail, by faults of their own.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

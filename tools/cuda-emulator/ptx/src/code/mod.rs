@@ -163,6 +163,8 @@ pub(crate) enum Inst {
         wide: bool,
     },
     Sleep,
+    /// A fence for other blocks, too.
+    Fence,
     Tensor(Box<Tensor>),
     Copy(Box<Copy>),
     Mbarrier(Box<MbarrierStep>),

@@ -33,6 +33,8 @@ pub(crate) struct Access {
     pub count: u8,
     /// Volatile, relaxed, acquire or release: orders other accesses.
     pub strong: bool,
+    /// Whether it is a fence, too.
+    pub release: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +79,9 @@ pub(crate) struct Atom {
     pub c: Src,
     /// Elements of a vector, 1 otherwise.
     pub count: u8,
+    /// Whether it is a fence, too, and whether it returns what it finds.
+    pub release: bool,
+    pub returns: bool,
 }
 
 #[derive(Debug)]

@@ -90,8 +90,13 @@ impl<'t> Body<'_, 't> {
         self.address(operand, space)
     }
 
+    /// Programs from before the memory model synchronise with the operators of caches.
     fn strong(op: &Op<'_>) -> bool {
-        ["volatile", "relaxed", "acquire", "release", "mmio"].iter().any(|word| op.has(word))
+        ["volatile", "relaxed", "acquire", "release", "mmio", "cg", "cv", "wt"].iter().any(|word| op.has(word))
+    }
+
+    fn release(op: &Op<'_>) -> bool {
+        ["release", "acq_rel"].iter().any(|word| op.has(word))
     }
 
     fn load(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<()> {
@@ -137,7 +142,8 @@ impl<'t> Body<'_, 't> {
             self.emit(Class::Local, Inst::Param { d: regs[0], offset: address.offset as u32, element });
             return Ok(());
         }
-        let access = Access { address, element, regs, count: count as u8, strong: Self::strong(op) };
+        let access =
+            Access { address, element, regs, count: count as u8, strong: Self::strong(op), release: Self::release(op) };
         self.emit(class(address.space), Inst::Load(Box::new(access)));
         Ok(())
     }
@@ -168,7 +174,8 @@ impl<'t> Body<'_, 't> {
             }
         }
         let element = Element { bytes: each.min(64) as u8 / 8, signed: 0, wide: each >= 64 };
-        let access = Access { address, element, regs, count: count as u8, strong: Self::strong(op) };
+        let access =
+            Access { address, element, regs, count: count as u8, strong: Self::strong(op), release: Self::release(op) };
         self.emit(class(address.space), Inst::Store(Box::new(access)));
         Ok(())
     }
@@ -245,7 +252,17 @@ impl<'t> Body<'_, 't> {
             let (mut rows, mut sources) = ([NONE; 8], [NONE; 8]);
             (rows[0], sources[0]) = (pair(self, target)?, pair(self, Some(b))?);
             let c = if kind == AtomOp::Cas { pair(self, rest.first())? } else { NONE };
-            let atom = Atom { op: kind, of, address, d: rows, b: sources, c, count: 1 };
+            let atom = Atom {
+                op: kind,
+                of,
+                address,
+                d: rows,
+                b: sources,
+                c,
+                count: 1,
+                release: Self::release(op),
+                returns: true,
+            };
             self.emit(Class::Atomic, Inst::Atom(Box::new(atom)));
             return Ok(());
         }
@@ -268,7 +285,8 @@ impl<'t> Body<'_, 't> {
             Some(c) if kind == AtomOp::Cas => self.src(c, name)?,
             _ => NONE,
         };
-        let atom = Atom { op: kind, of, address, d, b, c, count: sources.len() as u8 };
+        let (count, returns) = (sources.len() as u8, target.is_some());
+        let atom = Atom { op: kind, of, address, d, b, c, count, release: Self::release(op), returns };
         self.emit(Class::Atomic, Inst::Atom(Box::new(atom)));
         Ok(())
     }

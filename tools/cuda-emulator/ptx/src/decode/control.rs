@@ -32,7 +32,12 @@ impl<'t> Body<'_, 't> {
             ("trap" | "brkpt", []) => self.emit(CLASS, Inst::Trap),
             ("pmevent" | "nop" | "setmaxnreg" | "griddepcontrol", _) => self.emit(CLASS, Inst::Nop),
             ("nanosleep", _) => self.emit(Class::Sync, Inst::Sleep),
-            ("membar" | "fence", _) => self.emit(Class::Sync, Inst::Nop),
+            ("membar" | "fence", _) => {
+                // Those for a block alone, and those between proxies, order nothing before another block.
+                let proxies = op.words.iter().any(|word| word.starts_with("proxy"));
+                let within = op.has("cta") || proxies && !op.has("release");
+                self.emit(Class::Sync, if within { Inst::Nop } else { Inst::Fence });
+            }
             _ => return Ok(false),
         }
         Ok(true)

@@ -123,10 +123,21 @@ impl Machine<'_, '_> {
         let mut at = self.addresses(&atom.address);
         // An exchange whose result nobody uses is how compilers store, also into fresh memory.
         let kind = if atom.op == AtomOp::Exch { Kind::Write } else { Kind::Update };
+        if atom.release {
+            self.fence();
+        }
         self.resolve(atom.address.space, &mut at, mask, bytes * u32::from(atom.count), kind, true)?;
+        self.combine(atom, bytes, mask, &at);
+        if atom.returns {
+            self.acquire_at(atom.address.space);
+        }
+        Ok(())
+    }
+
+    /// Does it, at addresses of the host.
+    fn combine(&mut self, atom: &Atom, bytes: u32, mask: u32, at: &Addresses) {
         if atom.of == AtomType::B128 {
-            self.pairs(atom, mask, &at);
-            return Ok(());
+            return self.pairs(atom, mask, at);
         }
         for i in 0..usize::from(atom.count) {
             let mut olds = [0; LANES];
@@ -160,7 +171,6 @@ impl Machine<'_, '_> {
                 self.set(atom.d[i], mask, &olds.map(|old| old as u32));
             }
         }
-        Ok(())
     }
 
     /// `atom.exch` and `atom.cas` of 128 bits at addresses of the host. These are atomic among themselves.

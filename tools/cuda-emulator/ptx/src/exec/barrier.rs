@@ -1,9 +1,9 @@
 //! Barriers of a block and of a cluster.
 
 use super::Env;
+use super::clock::Clock;
 use super::cta::Cta;
 use super::machine::{Flow, Machine};
-use super::shared::{Clock, join};
 use super::span::each;
 use super::warp::Warp;
 use crate::code::{Barrier, BarrierKind, NONE};
@@ -95,10 +95,10 @@ impl Cta {
             let what = format!("barrier {id} is complete without threads that have exited");
             return Err(Fault::new(FaultKind::Barrier, what).advice("let all threads of the block reach the barrier"));
         }
-        join(&mut done.clock, &self.shared.exited);
+        done.clock.join(&self.shared.exited);
         // All that wait are known to each other up to now.
         for warp in (0..WARPS).filter(|warp| done.waiting[*warp] != 0) {
-            done.clock[warp] = self.shared.time;
+            done.clock.seen[warp] = self.shared.time;
         }
         self.shared.time += 1;
         self.released.push(done);
@@ -156,8 +156,8 @@ impl Machine<'_, '_> {
         phase.popc += (votes & mask).count_ones();
         phase.and &= votes & mask == mask;
         phase.or |= votes & mask != 0;
-        let clock = if barrier.kind == BarrierKind::Arrive { cta.shared.publish(self.warp) } else { self.warp.seen };
-        join(&mut cta.barriers[id].clock, &clock);
+        let clock = if barrier.kind == BarrierKind::Arrive { cta.shared.publish(self.warp) } else { self.warp.clock };
+        cta.barriers[id].clock.join(&clock);
         let phase = &mut cta.barriers[id];
         if barrier.kind != BarrierKind::Arrive {
             phase.waiting[number] |= mask;
@@ -175,9 +175,11 @@ impl Machine<'_, '_> {
     }
 
     fn cluster_arrive(&mut self, mask: u32) -> Flow {
+        self.fence();
+        self.release();
         let shared = &mut self.cluster.ctas[self.cta].shared;
         let clock = shared.publish(self.warp);
-        join(&mut shared.at_cluster, &clock);
+        shared.at_cluster.join(&clock);
         let barrier = &mut self.cluster.barrier;
         barrier.arrived[self.cta][self.warp.number] |= mask;
         each(mask, |lane| self.warp.cluster_phase[lane] = barrier.phase);
@@ -192,6 +194,7 @@ impl Machine<'_, '_> {
         if behind == 0 {
             let shared = &self.cluster.ctas[self.cta].shared;
             shared.learn(self.warp, &shared.at_cluster);
+            self.acquire();
             return Flow::Next;
         }
         self.warp.place(self.mask, self.pc + 1);

@@ -3,8 +3,10 @@
 use super::copies::{Later, Out};
 use super::machine::Machine;
 use super::memory::Kind;
+use super::watch::Role;
 use crate::code::{Address, Copy, NONE, SHARED_RANK, Space, Src};
 use crate::fault::{Fault, FaultKind};
+use crate::lanes::LANES;
 use crate::tensor::{Direction, Reduction, Source, TensorMap, check_bulk};
 
 impl Machine<'_, '_> {
@@ -27,12 +29,13 @@ impl Machine<'_, '_> {
         if to.space == Space::Global {
             // As late as may be: shared memory is read when the copy is waited for.
             let (_, at) = self.shared_at(from.space, source, bytes)?;
-            self.one(Space::Global, target, bytes, if reduce.is_some() { Kind::Update } else { Kind::Write })?;
+            let kind = if reduce.is_some() { Kind::Update } else { Kind::Write };
+            self.with_role(Role::None, |machine| machine.one(Space::Global, target, bytes, kind))?;
             self.put_off(lane, target, at, bytes, reduce);
             return Ok(());
         }
         let mut data = vec![0; bytes as usize];
-        let at = self.one(from.space, source, bytes, Kind::Read)?;
+        let at = self.with_role(Role::Strong, |machine| machine.one(from.space, source, bytes, Kind::Read))?;
         // SAFETY: `one` has checked the range.
         unsafe { std::ptr::copy_nonoverlapping(at as *const u8, data.as_mut_ptr(), data.len()) };
         let Some((space, barrier)) = barrier_address else {
@@ -99,10 +102,14 @@ impl Machine<'_, '_> {
             }
             self.lane = out.lane;
             let from = self.one(Space::Shared, out.from.into(), out.bytes, Kind::Read)?;
-            let to = self.one(Space::Global, out.to, out.bytes, Kind::Write)?;
+            let role = if out.reduce.is_some() { Role::Strong } else { Role::Own };
+            let to = self.with_role(role, |machine| machine.one(Space::Global, out.to, out.bytes, Kind::Write))?;
             // SAFETY: both ranges have been checked.
             unsafe {
                 let source = std::slice::from_raw_parts(from as *const u8, out.bytes as usize);
+                if !self.suspects.is_empty() {
+                    self.judge(&[out.to; LANES], 1 << out.lane, out.bytes, |_, _, byte| source[byte])?;
+                }
                 match out.reduce {
                     Some(reduce) => super::atomic::reduce_bytes(reduce, to, source),
                     None => std::ptr::copy_nonoverlapping(source.as_ptr(), to as *mut u8, source.len()),
@@ -140,7 +147,10 @@ impl Machine<'_, '_> {
                 match run.source {
                     Source::Outside => map.fill(into),
                     Source::Global(address) => {
-                        let from = self.one(Space::Global, address, run.bytes as u32, Kind::Read)?;
+                        let bytes = run.bytes as u32;
+                        let from = self.with_role(Role::Strong, |machine| {
+                            machine.one(Space::Global, address, bytes, Kind::Read)
+                        })?;
                         // SAFETY: `one` has checked the range.
                         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, into.as_mut_ptr(), into.len()) };
                         map.element.convert(into);
@@ -159,7 +169,8 @@ impl Machine<'_, '_> {
         };
         for run in runs {
             if let Source::Global(address) = run.source {
-                self.one(Space::Global, address, run.bytes as u32, Kind::Write)?;
+                let bytes = run.bytes as u32;
+                self.with_role(Role::None, |machine| machine.one(Space::Global, address, bytes, Kind::Write))?;
                 self.put_off(lane, address, run.shared as u32, run.bytes as u32, reduce);
             }
         }

@@ -7,6 +7,7 @@ use super::cta::Cluster;
 use super::machine::{Flow, Machine};
 use super::memory::Kind;
 use super::span::each;
+use super::watch::Role;
 use crate::code::{Address, Copy, NONE, Space, Src};
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;
@@ -214,7 +215,9 @@ impl Machine<'_, '_> {
         let mut whole = 0;
         each(mask & !ignored, |lane| whole |= u32::from(sizes[lane] >= bytes) << lane);
         if whole != 0 {
-            self.resolve(Space::Global, &mut sources, whole, bytes, Kind::Read, false)?;
+            self.with_role(Role::Strong, |machine| {
+                machine.resolve(Space::Global, &mut sources, whole, bytes, Kind::Read, false)
+            })?;
             each(whole, |lane| {
                 // SAFETY: `resolve` has checked the address.
                 unsafe {
@@ -226,7 +229,8 @@ impl Machine<'_, '_> {
         for lane in (0..LANES).filter(|lane| mask & !ignored & !whole & 1 << lane != 0) {
             self.lane = lane;
             for byte in 0..sizes[lane] {
-                let at = self.one(Space::Global, self.addresses(from)[lane] + u64::from(byte), 1, Kind::Read)?;
+                let address = self.addresses(from)[lane] + u64::from(byte);
+                let at = self.with_role(Role::Strong, |machine| machine.one(Space::Global, address, 1, Kind::Read))?;
                 // SAFETY: `one` has checked the address.
                 data[lane] |= u128::from(unsafe { *(at as *const u8) }) << (8 * byte);
             }

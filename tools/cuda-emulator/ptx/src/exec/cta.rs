@@ -4,13 +4,16 @@ use super::Env;
 use super::barrier::{ClusterBarrier, Phase, WARPS, lanes_text};
 use super::copies::{Later, Pending};
 use super::machine::{Machine, Stop};
+use super::releases::Releases;
 use super::shared::Shared;
 use super::warp::Warp;
+use super::watch::Role;
 use super::wgmma::Products;
 use super::worker::Worker;
 use crate::fault::{Fault, FaultKind, Place};
 use crate::lanes::LANES;
 use crate::options::{Class, Counts};
+use std::sync::{Arc, Mutex};
 
 /// Backward jumps until another warp has its turn.
 const FUEL: u32 = 4096;
@@ -34,6 +37,9 @@ pub(super) struct Cta {
     /// Copies and products of each warp that are under way.
     pub pending: Vec<Pending>,
     pub products: Vec<Products>,
+    /// Its number among all blocks, and what it has released to others.
+    pub serial: u64,
+    pub releases: Option<Arc<Mutex<Releases>>>,
 }
 
 /// The blocks that run together; one, without clusters.
@@ -75,7 +81,7 @@ impl Cluster {
             ctas.push(Cta {
                 index,
                 warps,
-                shared: Shared::new(env.shared_bytes, env.warps),
+                shared: Shared::new(env.shared_bytes, env.warps, env.launch.cluster == [1; 3]),
                 barriers: Default::default(),
                 open: 0,
                 released: Vec::new(),
@@ -84,6 +90,8 @@ impl Cluster {
                 changed: false,
                 pending: (0..env.warps).map(|_| Pending::default()).collect(),
                 products: (0..env.warps).map(|_| Products::default()).collect(),
+                serial: env.serial(index),
+                releases: None,
             });
         }
         let barrier = ClusterBarrier { arrived: vec![[0; WARPS]; ctas.len()], phase: 0 };
@@ -101,6 +109,7 @@ impl Cluster {
         };
         for (rank, cta) in self.ctas.iter_mut().enumerate() {
             cta.index = fresh_index(rank as u32);
+            (cta.serial, cta.releases) = (env.serial(cta.index), None);
             cta.live = cta.all;
             cta.changed = false;
             cta.shared.reset();
@@ -178,6 +187,8 @@ impl Cluster {
             base: 0,
             lane: LANES,
             lenient: false,
+            role: Role::Own,
+            suspects: Vec::new(),
         };
         let stop = machine.run(&mut fuel).map_err(|fault| machine.locate(fault))?;
         // What it did before it blocked counts as progress.

@@ -92,8 +92,8 @@ impl Machine<'_, '_> {
             let shared = &mut self.cluster.ctas[self.cta].shared;
             let mut clock = shared.publish(self.warp);
             // It does no more.
-            clock[self.warp.number] = u32::MAX;
-            super::shared::join(&mut shared.exited, &clock);
+            clock.seen[self.warp.number] = u32::MAX;
+            shared.exited.join(&clock);
             self.send_all()?;
         }
         self.warp.place(self.mask & !mask, self.pc + 1);

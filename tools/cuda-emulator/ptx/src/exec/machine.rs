@@ -3,6 +3,7 @@
 use super::Env;
 use super::cta::Cluster;
 use super::warp::{Group, Warp};
+use super::watch::{Role, Suspect};
 use super::worker::Worker;
 use crate::code::{
     CONST, Combine, Inst, LOCAL_TOP, LOCAL_WINDOW, NONE, NOT, SHARED_RANK, SHARED_WINDOW, Space, Src, WINDOW,
@@ -48,6 +49,10 @@ pub(super) struct Machine<'a, 'e> {
     pub lane: usize,
     /// Reads of memory that nothing has written have been found and pass.
     pub lenient: bool,
+    /// What the access is for the check of global memory.
+    pub role: Role,
+    /// Other accesses that stand in the way of a write, unless its values are there already.
+    pub suspects: Vec<Suspect>,
 }
 
 impl Machine<'_, '_> {
@@ -340,6 +345,7 @@ impl Machine<'_, '_> {
                     self.set(*d, mask, &[now as u32; LANES]);
                 }
             }
+            Inst::Fence => self.fence(),
             Inst::Sleep => {
                 self.warp.place(self.mask, self.pc + 1);
                 self.warp.tired = self.mask;

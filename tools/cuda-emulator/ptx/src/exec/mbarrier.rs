@@ -1,8 +1,8 @@
 //! `mbarrier` objects in shared memory.
 
+use super::clock::Clock;
 use super::machine::{Flow, Machine};
 use super::memory::Kind;
-use super::shared::join;
 use crate::code::{MbarrierOp, MbarrierStep, NONE, Space};
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;
@@ -49,7 +49,7 @@ impl Machine<'_, '_> {
                 MbarrierOp::Expect => self.cluster.update(place, |object| object.expect(a as u32))?,
                 MbarrierOp::Complete => self.cluster.update(place, |object| object.complete(a as u32))?,
                 MbarrierOp::Arrive { expect, no_complete, drop } => {
-                    self.release(place);
+                    self.arrives_at(place);
                     let count = if expect { 1 } else { a as u32 };
                     states[lane] = self.cluster.update(place, |object| {
                         if expect {
@@ -73,7 +73,7 @@ impl Machine<'_, '_> {
                     }
                     if is {
                         complete |= 1 << lane;
-                        self.acquire(place);
+                        self.has_waited_at(place);
                     } else {
                         vain = true;
                     }
@@ -142,7 +142,11 @@ impl Machine<'_, '_> {
     }
 
     /// What this warp has done is before what those do that wait for the object.
-    fn release(&mut self, (cta, at): (usize, u32)) {
+    fn arrives_at(&mut self, (cta, at): (usize, u32)) {
+        if self.cluster.ctas.len() > 1 {
+            self.fence();
+            self.release();
+        }
         if cta == self.cta {
             let shared = &mut self.cluster.ctas[cta].shared;
             let clock = shared.publish(self.warp);
@@ -150,7 +154,10 @@ impl Machine<'_, '_> {
         }
     }
 
-    fn acquire(&mut self, (cta, at): (usize, u32)) {
+    fn has_waited_at(&mut self, (cta, at): (usize, u32)) {
+        if self.cluster.ctas.len() > 1 {
+            self.acquire();
+        }
         if cta == self.cta {
             let shared = &self.cluster.ctas[cta].shared;
             if let Some(clock) = shared.posted(at) {
@@ -187,11 +194,11 @@ impl Machine<'_, '_> {
 
 impl super::shared::Shared {
     /// What a release at an address has published, joined with earlier ones.
-    pub fn post(&mut self, at: u32, clock: &super::shared::Clock) {
-        join(self.strong.entry(at).or_insert([0; 32]), clock);
+    pub fn post(&mut self, at: u32, clock: &Clock) {
+        self.strong.entry(at).or_default().join(clock);
     }
 
-    pub fn posted(&self, at: u32) -> Option<super::shared::Clock> {
+    pub fn posted(&self, at: u32) -> Option<Clock> {
         self.strong.get(&at).copied()
     }
 }

@@ -165,7 +165,7 @@ impl Machine<'_, '_> {
         strong: bool,
         span: Span,
     ) -> Result<(), Fault> {
-        let Span { least, most, any, dense, .. } = span;
+        let Span { least, most, any, dense, words } = span;
         if any & u64::from(size - 1) != 0 {
             return Err(self.misaligned(at, mask, size, kind, ""));
         }
@@ -202,6 +202,7 @@ impl Machine<'_, '_> {
                 each(mask, |lane| region.mark(at[lane], size.into()));
             }
         }
+        self.watch(&region, at, mask, size, (kind, strong), Some(Span { least, most, any, dense, words }))?;
         let shift = (region.host(least) as u64).wrapping_sub(least);
         for at in at.iter_mut() {
             *at = at.wrapping_add(shift);
@@ -252,13 +253,14 @@ impl Machine<'_, '_> {
             if kind.writes() {
                 region.mark(address, size.into());
             }
+            self.watch(&region, at, 1 << lane, size, (kind, strong), None)?;
             at[lane] = region.host(address) as u64;
         }
         self.worker.regions.slots[slot] = region;
         Ok(())
     }
 
-    fn memory_of(&self, address: u64) -> &Memory {
+    pub fn memory_of(&self, address: u64) -> &Memory {
         let card = Memory::card_of(address).filter(|card| *card != self.env.memory.card());
         let peer = card.and_then(|card| self.env.peers.iter().find(|peer| peer.card() == card));
         peer.map_or(self.env.memory, |peer| peer)

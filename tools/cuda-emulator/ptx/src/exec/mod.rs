@@ -5,6 +5,7 @@ mod barrier;
 mod bulk;
 mod calls;
 mod cells;
+mod clock;
 mod copies;
 mod cta;
 mod exchange;
@@ -12,14 +13,19 @@ mod frames;
 mod machine;
 mod mbarrier;
 mod memory;
+mod releases;
 mod shared;
 mod shared_access;
 mod span;
 mod special;
+mod strong;
+mod suspects;
 mod tensor;
+mod trace;
 mod transfer;
 mod undefined;
 mod warp;
+mod watch;
 mod wgmma;
 mod worker;
 
@@ -37,6 +43,7 @@ use crate::memory::Memory;
 use crate::module::Kernel;
 use crate::options::{Counts, Launch, Options};
 use cta::Cluster;
+use releases::Races;
 use worker::Worker;
 
 /// Warp instructions until a host thread looks after another block.
@@ -66,6 +73,8 @@ pub(crate) struct Env<'a> {
     dynamic: u32,
     /// Memory of a cooperative launch, or 0.
     workspace: u64,
+    /// What the check of global memory for races knows, if it is on.
+    races: Option<Races>,
     /// Warp instructions so far, if they are limited.
     executed: AtomicU64,
     stop: AtomicBool,
@@ -138,8 +147,13 @@ impl<'a> Env<'a> {
             };
             memory.fill(workspace, WORKSPACE, &[0])?;
         }
+        let warps = threads.div_ceil(32);
+        let peers = memory.peers();
+        let watched = options.global_races || options.races && launch.cluster != [1; 3];
+        let races = if watched && warps * blocks > 1 { Races::begin(blocks, memory, &peers) } else { None };
         Ok(Self {
             workspace,
+            races,
             program,
             constants: program.constants.as_ptr(),
             kernel,
@@ -147,10 +161,10 @@ impl<'a> Env<'a> {
             launch,
             params,
             memory,
-            peers: memory.peers(),
+            peers,
             options,
             threads: threads as u32,
-            warps: threads.div_ceil(32) as usize,
+            warps: warps as usize,
             shared_bytes: shared_bytes as u32,
             dynamic,
             executed: AtomicU64::new(0),
@@ -168,6 +182,19 @@ impl<'a> Env<'a> {
     fn thread(&self, number: u32) -> [u32; 3] {
         let [x, y, _] = self.launch.block;
         [number % x, number / x % y, number / x / y]
+    }
+
+    /// Index of a block from its number in the grid.
+    fn block(&self, number: u64) -> [u32; 3] {
+        let [x, y] = [0, 1].map(|axis| u64::from(self.launch.grid[axis]));
+        [number % x, number / x % y, number / x / y].map(|at| at as u32)
+    }
+
+    /// Serial number of a block, for traces of its accesses.
+    fn serial(&self, [x, y, z]: [u32; 3]) -> u64 {
+        let [gx, gy] = [0, 1].map(|axis| u64::from(self.launch.grid[axis]));
+        let number = u64::from(x) + gx * (u64::from(y) + gy * u64::from(z));
+        self.races.as_ref().map_or(0, |races| races.serial(number))
     }
 
     /// Counts instructions against the limit.

@@ -5,12 +5,12 @@
 
 use crate::fault::{Fault, FaultKind};
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 
 use super::cells::{Cell, Cells, Visitor};
+use super::clock::Clock;
+use super::trace::GRAIN;
 use super::warp::Warp;
-
-/// Times up to which warps are known.
-pub(super) type Clock = [u32; 32];
 
 #[derive(Debug, Default)]
 pub(super) struct Shared {
@@ -23,12 +23,11 @@ pub(super) struct Shared {
     pub exited: Clock,
     /// What warps have published that arrived at the cluster's barrier.
     pub at_cluster: Clock,
+    /// What strong writes of global memory have published.
+    pub at_global: Clock,
+    /// Traces of writes and of reads, for the other blocks of a cluster; empty without one.
+    traces: [Vec<AtomicU64>; 2],
     pub warps: usize,
-}
-
-/// Joins clocks.
-pub(super) fn join(into: &mut Clock, other: &Clock) {
-    into.iter_mut().zip(other).for_each(|(into, other)| *into = (*into).max(*other));
 }
 
 /// Addresses of the lanes of an access.
@@ -47,21 +46,32 @@ pub(super) struct Lanes {
 pub(super) struct Checks {
     pub uninitialised: bool,
     pub races: bool,
+    /// Whether strong accesses order others: races are looked for in some memory.
+    pub orders: bool,
 }
 
 impl Shared {
-    pub fn new(len: u32, warps: usize) -> Self {
+    /// Shared memory of so many bytes, with or without other blocks in the cluster.
+    pub fn new(len: u32, warps: usize, alone: bool) -> Self {
         let cells = Cells::new(len.div_ceil(4) as usize);
         // 1024 bytes to spare, so that the start can lie at a multiple of it.
         let bytes = vec![0; (len as usize).div_ceil(8) + 128];
-        Self { bytes, cells, time: 1, strong: HashMap::new(), exited: [0; 32], at_cluster: [0; 32], warps }
+        let count = if alone { 0 } else { len.div_ceil(GRAIN as u32) };
+        let traces = [(); 2].map(|()| (0..count).map(|_| AtomicU64::new(0)).collect());
+        Self { bytes, cells, time: 1, warps, traces, ..Self::default() }
     }
 
     pub fn reset(&mut self) {
         self.cells.clear();
         self.time = 1;
         self.strong.clear();
-        (self.exited, self.at_cluster) = ([0; 32], [0; 32]);
+        (self.exited, self.at_cluster, self.at_global) = Default::default();
+        self.traces.iter_mut().flatten().for_each(|trace| *trace.get_mut() = 0);
+    }
+
+    /// The traces of the write and the read around an address, in a cluster.
+    pub fn traces(&self, at: u64) -> [&AtomicU64; 2] {
+        [0, 1].map(|which: usize| &self.traces[which][(at / GRAIN) as usize])
     }
 
     /// Host address of byte 0.
@@ -71,17 +81,17 @@ impl Shared {
 
     /// All that this warp has done is before what those do that learn of the clock.
     pub fn publish(&mut self, warp: &Warp) -> Clock {
-        let mut clock = warp.seen;
-        clock[warp.number] = self.time;
+        let mut clock = warp.clock;
+        clock.seen[warp.number] = self.time;
         self.time += 1;
         clock
     }
 
     /// This warp is behind what the clock says.
     pub fn learn(&self, warp: &mut Warp, clock: &Clock) {
-        join(&mut warp.seen, clock);
+        warp.clock.join(clock);
         let others = (0..self.warps).filter(|other| *other != warp.number);
-        warp.floor = others.map(|other| warp.seen[other]).min().unwrap_or(u32::MAX);
+        warp.floor = others.map(|other| warp.clock.seen[other]).min().unwrap_or(u32::MAX);
     }
 
     /// A volatile, relaxed or atomic access at an address: it learns what earlier ones have published, and publishes.
@@ -94,7 +104,7 @@ impl Shared {
         }
         if writes {
             let clock = self.publish(warp);
-            join(self.strong.entry(at).or_insert([0; 32]), &clock);
+            self.strong.entry(at).or_default().join(&clock);
         }
     }
 
@@ -243,6 +253,10 @@ impl Shared {
     /// Marks bytes that a copy fills later; copies are of whole words.
     pub fn set_pending(&mut self, at: u32, size: u32) {
         self.cells.set_pending((at / 4) as usize, (size / 4) as usize);
+        for traces in self.traces.iter_mut().filter(|traces| !traces.is_empty()) {
+            let (first, end) = (at as usize / GRAIN as usize, (at + size).div_ceil(GRAIN as u32) as usize);
+            traces[first..end].iter_mut().for_each(|trace| *trace.get_mut() = 0);
+        }
     }
 
     /// Marks bytes that a copy has filled: by this warp now, or, of copies that a barrier completes, by nobody.
@@ -322,12 +336,14 @@ impl Shared {
 #[inline(always)]
 fn conflicts(cell: &Cell, warp: &Warp) -> bool {
     let writer = usize::from(cell.writer) & 31;
-    writer != warp.number && cell.write_time > warp.seen[writer]
+    writer != warp.number && cell.write_time > warp.clock.seen[writer]
 }
 
 /// Another warp that has read since and is not ordered before.
 fn reader(cell: &Cell, warp: &Warp) -> Option<usize> {
-    (0..32).find(|other| cell.readers >> other & 1 != 0 && *other != warp.number && cell.read_time > warp.seen[*other])
+    (0..32).find(|other| {
+        cell.readers >> other & 1 != 0 && *other != warp.number && cell.read_time > warp.clock.seen[*other]
+    })
 }
 
 #[cold]

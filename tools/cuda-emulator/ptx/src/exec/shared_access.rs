@@ -28,8 +28,9 @@ impl Machine<'_, '_> {
         }
         let checks = self.checks();
         if most >= 1 << 32 || most + u64::from(size) > u64::from(self.env.shared_bytes) {
-            return self.remote(at, mask, size, kind, checks);
+            return self.remote(at, mask, size, kind, strong, checks);
         }
+        self.watch_shared(self.cta, at, mask, size, (kind, strong), Some(span))?;
         let shared = &mut self.cluster.ctas[self.cta].shared;
         let lanes = Lanes { least: least as u32, most: most as u32, dense, words };
         let whole_words = size >= 4 || dense && least.is_multiple_of(4);
@@ -41,7 +42,7 @@ impl Machine<'_, '_> {
                 left &= left - 1;
                 let address = at[lane] as u32;
                 let done = if strong || kind == Kind::Update {
-                    if checks.races {
+                    if checks.orders {
                         shared.order(self.warp, address, kind.writes());
                     }
                     shared.touch(address, size, kind.reads(), kind.writes(), checks)
@@ -64,7 +65,12 @@ impl Machine<'_, '_> {
     #[inline(always)]
     pub fn checks(&self) -> Checks {
         let options = self.env.options;
-        Checks { uninitialised: options.uninitialised && !self.lenient, races: options.races && self.env.warps > 1 }
+        let several = self.env.warps > 1;
+        Checks {
+            uninitialised: options.uninitialised && !self.lenient,
+            races: options.races && several,
+            orders: (options.races || options.global_races) && several,
+        }
     }
 
     /// Shared memory of other blocks of the cluster, or none.
@@ -75,6 +81,7 @@ impl Machine<'_, '_> {
         mask: u32,
         size: u32,
         kind: Kind,
+        strong: bool,
         checks: Checks,
     ) -> Result<(), Fault> {
         for lane in (0..LANES).filter(|lane| mask >> lane & 1 != 0) {
@@ -87,7 +94,9 @@ impl Machine<'_, '_> {
                 Kind::Write if own => shared.write(self.warp, offset, size, checks)?,
                 _ => shared.touch(offset, size, kind.reads(), kind.writes(), checks)?,
             }
-            at[lane] = shared.start() + u64::from(offset);
+            let start = shared.start();
+            self.watch_shared(cta, &[offset.into(); LANES], 1 << lane, size, (kind, strong), None)?;
+            at[lane] = start + u64::from(offset);
         }
         Ok(())
     }

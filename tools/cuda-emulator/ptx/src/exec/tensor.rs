@@ -68,6 +68,9 @@ impl tensor::Space for View<'_, '_, '_> {
 
     fn write(&mut self, address: u64, from: &[u8]) -> Result<(), Fault> {
         let at = self.one(address, from.len(), Kind::Write)?;
+        if !self.machine.suspects.is_empty() {
+            self.machine.judge(&[address; LANES], 1, from.len() as u32, |_, _, byte| from[byte])?;
+        }
         Host.write(at, from)
     }
 }

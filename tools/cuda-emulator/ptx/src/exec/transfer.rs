@@ -27,6 +27,9 @@ impl Machine<'_, '_> {
                 }
             }
         }
+        if access.strong {
+            self.acquire_at(access.address.space);
+        }
         Ok(())
     }
 
@@ -98,7 +101,14 @@ impl Machine<'_, '_> {
         if access.address.space == Space::Param {
             return Err(Fault::new(FaultKind::OutOfBounds, "a kernel's parameters can't be written"));
         }
+        if access.release {
+            self.fence();
+        }
         self.resolve(access.address.space, &mut at, mask, size, Kind::Write, access.strong)?;
+        if !self.suspects.is_empty() {
+            let asked = self.addresses(&access.address);
+            self.judge(&asked, mask, size, |machine, lane, byte| machine.stored(access, lane, byte))?;
+        }
         if self.warp.undefined.any {
             let asked = self.addresses(&access.address);
             self.store_undefined(access, &asked, mask);
@@ -109,6 +119,14 @@ impl Machine<'_, '_> {
             unsafe { self.put(access, &at, shift, mask, reg) };
         }
         Ok(())
+    }
+
+    /// One byte of what a lane stores.
+    fn stored(&self, access: &Access, lane: usize, byte: usize) -> u8 {
+        let (register, byte) = (byte / usize::from(access.element.bytes), byte % usize::from(access.element.bytes));
+        let reg = access.regs[register];
+        let value = if access.element.bytes > 4 { self.wide(reg)[lane] } else { u64::from(self.row(reg)[lane]) };
+        value.to_le_bytes()[byte]
     }
 
     #[inline(always)]

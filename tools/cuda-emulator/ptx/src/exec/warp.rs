@@ -3,6 +3,7 @@
 //! Lanes at the same step of the same frame run together. Of several groups the one deepest in calls runs first, then the one with the
 //! lowest step, up to the step where another group waits: so lanes that a branch has parted meet again where its sides join.
 
+use super::clock::Clock;
 use super::undefined::Undefined;
 use crate::code::{Frame, HEADER};
 use crate::lanes::{LANES, Row};
@@ -35,8 +36,8 @@ pub(super) struct Warp {
     local: Vec<u64>,
     /// Bytes of local memory of a lane.
     pub stride: usize,
-    /// Up to which time the warp knows what other warps did in shared memory, and the least of these.
-    pub seen: [u32; 32],
+    /// What the warp knows of others, and the least time up to which it knows another warp of its block.
+    pub clock: Clock,
     pub floor: u32,
     /// The phase of the cluster's barrier in which each lane has arrived, and lanes that wait for its end.
     pub cluster_phase: [u64; LANES],
@@ -71,7 +72,7 @@ impl Warp {
             tired: 0,
             local: Vec::new(),
             stride: 0,
-            seen: [0; 32],
+            clock: Clock::default(),
             floor: 0,
             cluster_phase: [0; LANES],
             cluster_waiting: 0,
@@ -91,7 +92,7 @@ impl Warp {
         self.live = if threads >= 32 { u32::MAX } else { (1 << threads) - 1 };
         (self.ready, self.waiting, self.tired, self.cluster_waiting) = (self.live, 0, 0, 0);
         (self.pc, self.base) = ([frame.entry; LANES], [0; LANES]);
-        (self.seen, self.floor, self.cluster_phase) = ([0; 32], 0, [0; LANES]);
+        (self.clock, self.floor, self.cluster_phase) = (Clock::default(), 0, [0; LANES]);
         self.undefined.clear();
         self.local.fill(0);
         self.need_local(frame.local as usize);

@@ -37,6 +37,11 @@ impl Map {
         unsafe { self.start.add(offset) }
     }
 
+    /// Sets all to zero.
+    pub fn discard_all(&self) {
+        self.discard(0, self.len);
+    }
+
     /// Sets a range to zero and gives its whole pages back.
     pub fn discard(&self, offset: usize, len: usize) {
         assert!(offset + len <= self.len);

@@ -26,6 +26,11 @@ pub const CARD_SPAN: u64 = 1 << 40;
 /// Cards that have addresses of their own.
 pub const MAX_CARDS: usize = 64;
 
+/// Bytes for which one trace of an access is kept.
+pub(crate) const GRAIN: u64 = 32;
+/// Bytes of memory for a byte of traces.
+const SHARE: usize = (GRAIN / 8) as usize;
+
 /// Changes whenever any memory allocates or frees, so that copies of regions notice.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 
@@ -53,6 +58,9 @@ pub struct Memory {
     total: u64,
     data: Map,
     written: Map,
+    /// Traces of writes and of reads, 8 bytes each for [`GRAIN`] bytes of memory, and the era that they are of.
+    traces: [Map; 2],
+    era: AtomicU64,
     table: RwLock<Table>,
     peers: RwLock<Vec<Arc<Memory>>>,
 }
@@ -76,6 +84,8 @@ impl Memory {
             total: bytes,
             data: Map::new(span as usize)?,
             written: Map::new((span / 8) as usize)?,
+            traces: [Map::new(span as usize / SHARE)?, Map::new(span as usize / SHARE)?],
+            era: AtomicU64::new(0),
             table: RwLock::new(Table::new(base, span, bytes)),
             peers: RwLock::default(),
         })
@@ -106,7 +116,9 @@ impl Memory {
         let offset = (address - self.base()) as usize;
         self.data.discard(offset, size as usize);
         // Whole words of the shadow: an allocation starts and ends at multiples of 256 bytes.
-        self.written.discard(offset / 8, (size as usize).next_multiple_of(256) / 8);
+        let room = (size as usize).next_multiple_of(256);
+        self.written.discard(offset / 8, room / 8);
+        self.traces.iter().for_each(|map| map.discard(offset / SHARE, room / SHARE));
         GENERATION.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
@@ -223,6 +235,13 @@ impl Memory {
         self.peers.read().unwrap().clone()
     }
 
+    /// Forgets the traces that accesses have left before an era. Called with no launch running.
+    pub(crate) fn forget_traces(&self, era: u64) {
+        if self.era.swap(era, Ordering::AcqRel) != era {
+            self.traces.iter().for_each(Map::discard_all);
+        }
+    }
+
     fn base(&self) -> u64 {
         DEVICE_BASE + self.card as u64 * CARD_SPAN
     }
@@ -232,7 +251,9 @@ impl Memory {
             return Region::of_host(allocation.address, allocation.size);
         }
         let offset = (allocation.address - self.base()) as usize;
-        Region::of_device(allocation.address, allocation.size, self.data.at(offset), self.written.at(offset / 8))
+        let traces = [0, 1].map(|map: usize| self.traces[map].at(offset / SHARE));
+        let (data, written) = (self.data.at(offset), self.written.at(offset / 8));
+        Region::of_device(allocation.address, allocation.size, data, written, traces)
     }
 
     /// The region that holds all of `len` bytes at `address`, for kernels.

@@ -1,5 +1,6 @@
 //! One allocation as kernels see it: an address range, its bytes on the host and the shadow of what is written.
 
+use super::GRAIN;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 /// A range of addresses and where its bytes are. Valid while the allocation lives and its `Memory` exists.
@@ -10,18 +11,33 @@ pub(crate) struct Region {
     host: *mut u8,
     /// One bit a byte, from `start` on; null for host memory, which counts as written.
     shadow: *const AtomicU64,
+    /// One word for each [`GRAIN`] bytes: of writes, and of reads. Null for host memory.
+    traces: [*const AtomicU64; 2],
 }
 
 impl Region {
     /// A region that holds nothing.
-    pub const EMPTY: Self = Self { start: 1, end: 0, host: std::ptr::null_mut(), shadow: std::ptr::null() };
+    pub const EMPTY: Self =
+        Self { start: 1, end: 0, host: std::ptr::null_mut(), shadow: std::ptr::null(), traces: [std::ptr::null(); 2] };
 
-    pub fn of_device(start: u64, size: u64, host: *mut u8, shadow: *mut u8) -> Self {
-        Self { start, end: start + size, host, shadow: shadow.cast() }
+    pub fn of_device(start: u64, size: u64, host: *mut u8, shadow: *mut u8, traces: [*mut u8; 2]) -> Self {
+        Self {
+            start,
+            end: start + size,
+            host,
+            shadow: shadow.cast(),
+            traces: traces.map(|map| map.cast_const().cast()),
+        }
     }
 
     pub fn of_host(start: u64, size: u64) -> Self {
-        Self { start, end: start + size, host: start as *mut u8, shadow: std::ptr::null() }
+        Self {
+            start,
+            end: start + size,
+            host: start as *mut u8,
+            shadow: std::ptr::null(),
+            traces: [std::ptr::null(); 2],
+        }
     }
 
     #[inline(always)]
@@ -35,6 +51,19 @@ impl Region {
         debug_assert!(address >= self.start && address <= self.end);
         // SAFETY: callers stay inside the region.
         unsafe { self.host.add((address - self.start) as usize) }
+    }
+
+    /// Whether accesses of this memory leave traces.
+    #[inline(always)]
+    pub fn is_traced(&self) -> bool {
+        !self.traces[0].is_null()
+    }
+
+    /// The traces of the write and the read of the [`GRAIN`] bytes around an address inside.
+    #[inline(always)]
+    pub fn traces(&self, address: u64) -> [&AtomicU64; 2] {
+        // SAFETY: there is a word for each `GRAIN` bytes of the region, which starts at a multiple of 256.
+        self.traces.map(|map| unsafe { &*map.add(((address - self.start) / GRAIN) as usize) })
     }
 
     /// Words of the shadow that cover a range, each with the bits of the range.
