@@ -24,7 +24,7 @@ pub(super) struct Body<'a, 't> {
     pub params: HashMap<&'t str, (u32, u32)>,
     /// Bytes of local memory.
     pub local: u32,
-    guard: u32,
+    pub guard: u32,
     line: u32,
     /// Rows that only one instruction uses.
     temporaries: u32,
@@ -219,7 +219,11 @@ impl<'a, 't> Body<'a, 't> {
         let wide = bits(of) == 64;
         match operand {
             Operand::Name(name, offset) => self.named(name, *offset, wide),
-            Operand::Value(value) => Ok(self.builder.constant(literal(*value, of)?, wide)),
+            Operand::Value(value) => {
+                // Registers of less than 32 bits have zeros above, and so have their constants.
+                let mask = 1u64.checked_shl(bits(of)).map_or(u64::MAX, |above| above - 1);
+                Ok(self.builder.constant(literal(*value, of)? & mask, wide))
+            }
             _ => Err("a register or a number is expected".to_owned()),
         }
     }
@@ -277,8 +281,15 @@ impl<'a, 't> Body<'a, 't> {
         let d = self.temporary(wide);
         if matches!(name, "%clock" | "%clock64" | "%globaltimer" | "%globaltimer_lo" | "%clock_hi" | "%globaltimer_hi")
         {
-            self.emit(Class::Integer, Inst::Clock { d, wide });
-            return Ok(d);
+            if !name.ends_with("_hi") {
+                self.emit(Class::Integer, Inst::Clock { d, wide });
+                return Ok(d);
+            }
+            let now = self.temporary(true);
+            self.emit(Class::Integer, Inst::Clock { d: now, wide: true });
+            let high = self.temporary(false);
+            self.map(Class::Integer, (lanes!(a: u64 => u32: (a >> 32) as u32), 0), (high, false), &[now]);
+            return Ok(self.resize(high, false, wide));
         }
         let what =
             special(name).ok_or_else(|| format!("'{name}' is no register and no special register that is emulated"))?;

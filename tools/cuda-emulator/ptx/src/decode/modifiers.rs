@@ -12,24 +12,26 @@ const ATOMIC: &str = "add min max and or xor inc dec exch cas noftz v2 v4 v8";
 /// The words of an opcode besides types, in several lists; `None` if they are looked at where it is decoded.
 fn known(name: &str) -> Option<[&'static str; 3]> {
     Some(match name {
-        "mov" | "selp" | "and" | "or" | "xor" | "not" | "cnot" | "shl" | "shr" | "lop3" | "bfe" | "bfi" | "popc"
-        | "clz" | "brev" | "fns" | "dp4a" | "rem" | "sad" | "copysign" | "activemask" => ["", "", ""],
+        "mov" | "selp" | "and" | "or" | "xor" | "not" | "cnot" | "shl" | "shr" | "bfe" | "bfi" | "popc" | "clz"
+        | "brev" | "fns" | "dp4a" | "rem" | "sad" | "copysign" | "activemask" => ["", "", ""],
         "setp" | "set" => [COMPARE, "", ""],
         "slct" | "abs" | "neg" => ["ftz", "", ""],
         "shf" => ["l r wrap clamp", "", ""],
+        "lop3" => ["and or", "", ""],
         "prmt" => ["f4e b4e rc8 ecl ecr rc16", "", ""],
         "bfind" => ["shiftamt", "", ""],
         "szext" | "bmsk" => ["wrap clamp", "", ""],
-        "dp2a" | "mul24" | "mad24" => ["lo hi", "", ""],
+        "dp2a" | "mul24" => ["lo hi", "", ""],
+        "mad24" => ["lo hi sat", "", ""],
         "add" | "sub" => [FLOAT, "cc", ""],
         "mul" | "mad" => [FLOAT, "cc lo hi wide", ""],
         "fma" => [FLOAT, "relu", ""],
         "addc" | "subc" | "madc" => ["cc lo hi", "", ""],
         "div" => [FLOAT, "full approx", ""],
-        "min" | "max" => ["ftz NaN xorsign abs", "", ""],
+        "min" | "max" => ["ftz NaN xorsign abs relu", "", ""],
         "rcp" | "sqrt" | "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh" => [FLOAT, "approx", ""],
         "testp" => ["finite infinite number notanumber normal subnormal", "", ""],
-        "cvt" => [FLOAT, "rna rni rzi rmi rpi satfinite relu pack", ""],
+        "cvt" => [FLOAT, "rna rni rzi rmi rpi satfinite relu", "pack u2 s2 u4 s4"],
         "ld" | "ldu" | "st" => [SPACES, ORDER, CACHE],
         "atom" | "red" => [SPACES, ORDER, ATOMIC],
         "cvta" | "isspacep" => [SPACES, "to", ""],

@@ -78,6 +78,14 @@ pub(crate) fn saturating(op: &str) -> Option<Map> {
     })
 }
 
+/// `mad24.hi.sat.s32`
+pub(crate) fn mad24_saturating() -> Map {
+    lanes!(a: i32, b: i32, c: i32 => i32: {
+        let product = i64::from(a << 8 >> 8) * i64::from(b << 8 >> 8);
+        ((product >> 16) as i32).saturating_add(c)
+    })
+}
+
 /// The high half of a product.
 pub(crate) fn mul_high(t: Int) -> Map {
     match t {
@@ -147,6 +155,19 @@ pub(crate) fn packed(op: &str, signed: bool) -> Option<Map> {
             [(a[0] as i16).min(b[0] as i16) as u16, (a[1] as i16).min(b[1] as i16) as u16]),
         ("max", true) => lanes!(a: [u16; 2], b: [u16; 2] => [u16; 2]:
             [(a[0] as i16).max(b[0] as i16) as u16, (a[1] as i16).max(b[1] as i16) as u16]),
+        _ => return None,
+    })
+}
+
+/// `min.relu` and `max.relu` of signed types: negative results become 0.
+pub(crate) fn relu(op: &str, packed: bool) -> Option<Map> {
+    Some(match (op, packed) {
+        ("min", false) => lanes!(a: i32, b: i32 => i32: a.min(b).max(0)),
+        ("max", false) => lanes!(a: i32, b: i32 => i32: a.max(b).max(0)),
+        ("min", true) => lanes!(a: [u16; 2], b: [u16; 2] => [u16; 2]:
+            [(a[0] as i16).min(b[0] as i16).max(0) as u16, (a[1] as i16).min(b[1] as i16).max(0) as u16]),
+        ("max", true) => lanes!(a: [u16; 2], b: [u16; 2] => [u16; 2]:
+            [(a[0] as i16).max(b[0] as i16).max(0) as u16, (a[1] as i16).max(b[1] as i16).max(0) as u16]),
         _ => return None,
     })
 }
