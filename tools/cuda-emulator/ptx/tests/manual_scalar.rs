@@ -87,6 +87,18 @@ fn finite_conversions_and_those_that_drop_negative_values() {
 }
 
 #[test]
+fn results_of_f64_are_rounded_in_their_direction_everywhere() {
+    // "Rounding Modifiers": .rz towards zero, .rm towards negative infinity; no result overflows against its direction.
+    wide(&[
+        ("mul.rz.f64 %d1, 0d7fefffffffffffff, 0d4000000000000000; mov.b64 %rd1, %d1;", 0x7fef_ffff_ffff_ffff),
+        ("add.rm.f64 %d1, 0d3ff0000000000000, 0dbff0000000000000; mov.b64 %rd1, %d1;", 1 << 63),
+        ("fma.rp.f64 %d1, 0d0000000000000001, 0d0000000000000001, 0d0000000000000000; mov.b64 %rd1, %d1;", 1),
+    ]);
+    // "cvt": `.ftz` flushes subnormal results of type .f32.
+    table(&[("mov.b16 %h1, 0x8001; cvt.ftz.f32.bf16 %f1, %h1; mov.b32 %r1, %f1;", 0x8000_0000)]);
+}
+
+#[test]
 fn integers_that_stop_at_zero_or_at_their_ends() {
     // "min", "max", "mad24".
     table(&[
@@ -139,6 +151,7 @@ fn what_the_assembler_refuses_ends_the_launch_or_is_no_module() {
         "add.sat.u32 %r1, %r2, %r3;",
         "min.abs.f32 %f1, %f2, %f3;",
         "isspacep.const %p1, %rd0;",
+        "fma.rz.bf16 %h1, %h2, %h3, %h4;",
         "ld.global.v2.u32 {%r1, %r2, %r3}, [%rd0];",
         "ld.global.v8.b64 {%rd1, %rd2, %rd3, %rd4, %rd5, %rd6, %rd7, %rd8}, [%rd0];",
         "ld.global.u32 {%r1, %r2}, [%rd0];",

@@ -67,6 +67,9 @@ impl<'t> Body<'_, 't> {
             "f64" if op.has("approx") => (approx::f64(name).ok_or_else(known)?, 0),
             "f64" => (double::arithmetic(name, mode).ok_or_else(known)?, mode),
             "f16" | "bf16" | "f16x2" | "bf16x2" => {
+                if mode != RN {
+                    return Err("formats of 16 bits are rounded to the nearest".to_owned());
+                }
                 let (bf16, packed) = (of.starts_with('b'), of.ends_with("x2"));
                 let flags = extremes
                     | if ftz && !bf16 { half::FTZ } else { 0 }

@@ -239,7 +239,7 @@ fn fast(to: Kind, from: Kind, how: How) -> Option<Map> {
     }
     Some(match (to, from) {
         (F32, F16) if plain => lanes!(a: u16 => f32: canonical(f16_to_f32(a))),
-        (F32, Bf16) if plain => lanes!(a: u16 => f32: bf16_to_f32(a)),
+        (F32, Bf16) if plain && !how.ftz => lanes!(a: u16 => f32: bf16_to_f32(a)),
         (F16, F32) if plain && !how.ftz => lanes!(a: f32 => u16: f32_to_f16(a)),
         (Bf16, F32) if plain && !how.ftz => lanes!(a: f32 => u16: f32_to_bf16(a)),
         (F64, F32) if plain && !how.ftz => lanes!(a: f32 => f64: f64::from(a)),
