@@ -154,8 +154,8 @@ impl<'t> Body<'_, 't> {
         let to = self.address(to, Space::Shared)?;
         let from = self.address(from, Space::Global)?;
         let bytes = number(size)?;
-        if !matches!(bytes, 4 | 8 | 16) {
-            return Err(format!("a size of {bytes} is not 4, 8 or 16"));
+        if !matches!(bytes, 4 | 8 | 16) || op.has("cg") && bytes != 16 {
+            return Err(format!("a size of {bytes} is not 4, 8 or 16, or with '.cg' not 16"));
         }
         let rest = if op.has("L2::cache_hint") { &rest[..rest.len().saturating_sub(1)] } else { rest };
         let (mut source, mut ignore) = (NONE, NONE ^ crate::code::NOT);
