@@ -9,7 +9,7 @@
 //! | part | modules |
 //! |---|---|
 //! | cards and contexts | [`device`], [`card`], [`context`] |
-//! | memory | [`memory`], [`host`], [`pool`], [`copy`], [`transfer`], [`fill`] |
+//! | memory | [`memory`], [`virtual_memory`], [`host`], [`pool`], [`copy`], [`transfer`], [`fill`] |
 //! | order of work | [`stream`], [`event`], [`engine`], [`capture`], [`graph`], [`nodes`] |
 //! | kernels | [`module`], [`library`], [`link`], [`function`], [`launch`], [`occupancy`], [`tensor_map`] |
 //! | reports | [`profile`], [`exit`] |
@@ -48,3 +48,4 @@ pub mod settings;
 pub mod stream;
 pub mod tensor_map;
 pub mod transfer;
+pub mod virtual_memory;
