@@ -218,19 +218,18 @@ impl<'t> Body<'_, 't> {
             "b128" => AtomType::B128,
             _ => return Err(format!("type .{name} is not emulated")),
         };
-        let float = matches!(
-            of,
-            AtomType::F16 | AtomType::Bf16 | AtomType::F16x2 | AtomType::Bf16x2 | AtomType::F32 | AtomType::F64
-        );
-        let allowed = match kind {
-            _ if of == AtomType::B128 => matches!(kind, AtomOp::Cas | AtomOp::Exch) && op.name == "atom",
-            AtomOp::Add => of != AtomType::B16,
-            AtomOp::Min | AtomOp::Max => !matches!(of, AtomType::F32 | AtomType::F64 | AtomType::B16),
-            AtomOp::Cas => !float,
-            AtomOp::Exch => !float && of != AtomType::B16,
-            AtomOp::Inc | AtomOp::Dec => of == AtomType::U32,
-            _ => !float && of != AtomType::B16,
-        };
+        let (small, vector) = (matches!(name, "f16" | "bf16" | "f16x2" | "bf16x2"), ["v2", "v4", "v8"]);
+        let vector = vector.iter().any(|word| op.has(word));
+        let allowed = small == op.has("noftz")
+            && (!vector || matches!(space(op), Space::Global | Space::Generic) && (small || name == "f32"))
+            && match kind {
+                AtomOp::Add => small || matches!(name, "u32" | "s32" | "u64" | "f32" | "f64"),
+                AtomOp::Min | AtomOp::Max => small && vector || matches!(name, "u32" | "s32" | "u64" | "s64"),
+                AtomOp::Inc | AtomOp::Dec => name == "u32",
+                AtomOp::And | AtomOp::Or | AtomOp::Xor => matches!(name, "b32" | "b64"),
+                AtomOp::Exch => op.name == "atom" && matches!(name, "b32" | "b64" | "b128"),
+                AtomOp::Cas => op.name == "atom" && matches!(name, "b16" | "b32" | "b64" | "b128"),
+            };
         if !allowed {
             return Err("this operation does not go with this type".to_owned());
         }

@@ -136,6 +136,7 @@ impl<'a, 't> Body<'a, 't> {
     fn instruction(&mut self, instruction: &Instruction<'t>) -> Result<()> {
         let op = Op::new(instruction.opcode);
         super::modifiers::check(&op)?;
+        super::legal::check(&op)?;
         let args = &instruction.operands[..];
         let decoders = [
             Self::arithmetic,
