@@ -52,3 +52,57 @@ fn what_the_assembler_refuses_ends_the_launch() {
         assert_eq!(card.module.unsupported().len(), 1, "{code}");
     }
 }
+
+#[test]
+fn asynchronous_stores_reach_the_other_block_of_a_cluster() {
+    // "st.async", "red.async": they complete as many bytes of the mbarrier, which lies in the block of the destination.
+    let text = "
+        .version 8.3
+        .target sm_90a
+        .address_size 64
+        .visible .entry k(.param .u64 p)
+        {
+            .reg .pred %p<4>; .reg .b32 %r<20>; .reg .b64 %rd<4>;
+            .shared .align 16 .b8 s[64];
+            ld.param.u64 %rd0, [p];
+            mov.u32 %r0, %cluster_ctarank;
+            mov.u32 %r1, s;
+            setp.ne.u32 %p1, %r0, 0;
+            mbarrier.init.shared::cta.b64 [%r1], 1;
+            st.shared.u32 [s+32], 5;
+            barrier.cluster.arrive.aligned;
+            barrier.cluster.wait.aligned;
+            @!%p1 bra there;
+            mapa.shared::cluster.u32 %r2, %r1, 0;
+            st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%r2+16], {1, 2, %r0, 4}, [%r2];
+            red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%r2+32], 7, [%r2];
+            red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.max.s32 [%r2+32], -9, [%r2];
+            bra done;
+        there:
+            mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 24;
+        wait:
+            mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1], 0;
+            @!%p2 bra wait;
+            ld.shared.v4.b32 {%r4, %r5, %r6, %r7}, [s+16];
+            ld.shared.b32 %r8, [s+32];
+            st.global.v4.b32 [%rd0], {%r4, %r5, %r6, %r7};
+            st.global.b32 [%rd0+16], %r8;
+        done:
+            barrier.cluster.arrive.aligned;
+            barrier.cluster.wait.aligned;
+            ret;
+        }";
+    let card = Card::new(text);
+    let out = card.buffer(&[0u32; 5]);
+    let kernel = card.module.kernel("k").unwrap();
+    let params = out.to_le_bytes();
+    let launch = ptx::Launch {
+        grid: [2, 1, 1],
+        block: [1, 1, 1],
+        cluster: [2, 1, 1],
+        params: &params,
+        ..ptx::Launch::default()
+    };
+    ptx::launch(kernel, launch, &card.memory, &card.options).unwrap_or_else(|fault| panic!("{fault}"));
+    assert_eq!(card.read::<u32>(out, 5), [1, 2, 1, 4, 12]);
+}

@@ -31,7 +31,7 @@ fn class(space: Space) -> Class {
 }
 
 /// The registers of a vector operand, as many as `.v2`, `.v4` or `.v8` says and 32 bytes at most, or the one of a scalar.
-fn elements<'o, 't>(op: &Op<'_>, of: &str, operand: &'o Operand<'t>) -> Result<&'o [Operand<'t>]> {
+pub(super) fn elements<'o, 't>(op: &Op<'_>, of: &str, operand: &'o Operand<'t>) -> Result<&'o [Operand<'t>]> {
     let expected = [("v2", 2), ("v4", 4), ("v8", 8)].into_iter().find(|(word, _)| op.has(word)).map(|(_, count)| count);
     match (expected, operand) {
         (Some(count), Operand::Vector(parts)) if parts.len() == count && count as u32 * bits(of) <= 256 => Ok(parts),
@@ -44,6 +44,7 @@ fn elements<'o, 't>(op: &Op<'_>, of: &str, operand: &'o Operand<'t>) -> Result<&
 impl<'t> Body<'_, 't> {
     pub fn access(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<bool> {
         match op.name {
+            "st" | "red" if op.has("async") => return Ok(false),
             "ld" | "ldu" => self.load(op, args)?,
             "st" => self.store(op, args)?,
             "atom" | "red" => self.atomic(op, args)?,
@@ -155,7 +156,7 @@ impl<'t> Body<'_, 't> {
     }
 
     fn store(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<()> {
-        if op.has("async") || op.has("bulk") {
+        if op.has("bulk") {
             return Err("this form is not emulated".to_owned());
         }
         let [to, from, ..] = args else { return Err("2 operands are expected".to_owned()) };

@@ -36,6 +36,11 @@ fn known(name: &str, words: &[&str]) -> Option<[&'static str; 3]> {
         "rcp" | "sqrt" | "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh" => [FLOAT, "approx", ""],
         "testp" => ["finite infinite number notanumber normal subnormal", "", ""],
         "cvt" => [FLOAT, "rna rni rzi rmi rpi satfinite relu", "pack u2 s2 u4 s4"],
+        "st" | "red" if words.contains(&"async") => [
+            "async weak relaxed cluster shared::cluster mbarrier::complete_tx::bytes",
+            "v2 v4",
+            "add min max and or xor inc dec",
+        ],
         "ld" | "ldu" | "st" => [SPACES, ORDER, CACHE],
         "atom" | "red" => [SPACES, ORDER, ATOMIC],
         "cvta" | "isspacep" => [SPACES, "to", ""],

@@ -48,6 +48,38 @@ impl Machine<'_, '_> {
         self.deliver((to.space, target), data, (space, barrier), ctas, lane, bytes)
     }
 
+    /// `st.async` and `red.async` of a lane: the bytes go to shared memory of any block, and complete bytes of a barrier there.
+    pub fn store_remote(&mut self, copy: &Copy, lane: usize) -> Result<(), Fault> {
+        let Copy::Store { to, from, wide, barrier, reduce } = copy else { return Ok(()) };
+        let mut data = Vec::with_capacity(16);
+        for source in from {
+            if *wide {
+                data.extend(self.wide(*source)[lane].to_le_bytes());
+            } else {
+                data.extend(self.row(*source)[lane].to_le_bytes());
+            }
+        }
+        let bytes = data.len() as u32;
+        let (target, barrier_at) = (self.addresses(to)[lane], self.addresses(barrier)[lane]);
+        let (cta, at) = self.shared_at(to.space, target, bytes)?;
+        if at % bytes != 0 {
+            let what =
+                format!("asynchronous store of {bytes} bytes to {at:#x} of shared memory: no multiple of {bytes}");
+            return Err(Fault::new(FaultKind::Misaligned, what));
+        }
+        let barrier = self.barrier_at(barrier.space, barrier_at)?;
+        if barrier.0 != cta {
+            let what = "an asynchronous store with the mbarrier of another block than its destination's";
+            return Err(Fault::new(FaultKind::Barrier, what));
+        }
+        if reduce.is_none() {
+            self.claim(cta, at, bytes)?;
+        }
+        let (barrier, reduce) = (Some(barrier), *reduce);
+        self.cluster.later.push(Later::Bytes { cta, to: at, data, barrier, complete: bytes, reduce });
+        Ok(())
+    }
+
     /// Puts bytes on their way to shared memory of one block, or of those in the mask.
     pub fn deliver(
         &mut self,

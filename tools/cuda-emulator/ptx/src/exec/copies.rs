@@ -188,6 +188,12 @@ impl Machine<'_, '_> {
                     self.copy_bulk((to, from), *size, barrier.as_ref(), *ctas, *reduce, lane)?;
                 }
             }
+            Copy::Store { .. } => {
+                for lane in (0..LANES).filter(|lane| mask >> lane & 1 != 0) {
+                    self.lane = lane;
+                    self.store_remote(copy, lane)?;
+                }
+            }
             Copy::Tensor { .. } => {
                 for lane in (0..LANES).filter(|lane| mask >> lane & 1 != 0) {
                     self.lane = lane;
