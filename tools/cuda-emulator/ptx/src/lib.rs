@@ -57,7 +57,7 @@
 //!
 //! # Known limits
 //!
-//! * Textures, surfaces, `multimem`, `tcgen05`, SIMD video instructions but for `vabsdiff4`, and `tensormap.replace` are not
+//! * Textures, surfaces, `multimem`, `tcgen05`, video instructions but for `vabsdiff2` and `vabsdiff4`, and `tensormap.replace` are not
 //!   emulated. An instruction that is not emulated ends the launch that reaches it; [`Module::unsupported`] lists them.
 //! * Memory accesses are those of the host's memory model, which is stronger than a card's: missing fences do not show.
 //! * Approximate functions (`ex2.approx` and the like) are the nearest `f32`, not the card's approximation.

@@ -112,6 +112,17 @@ fn integers_that_stop_at_zero_or_at_their_ends() {
 }
 
 #[test]
+fn differences_of_halves() {
+    // "vabsdiff2": |a - b| of each half, and with `.add` their sum with c.
+    table(&[
+        ("vabsdiff2.u32.u32.u32 %r1, 0x00050009, 0x00070002, 0;", 0x0002_0007),
+        ("vabsdiff2.u32.u32.u32.add %r1, 0x00050009, 0x00070002, 100;", 109),
+        ("vabsdiff2.s32.s32.s32.add %r1, 0xffff0009, 0x00010002, 0;", 9),
+        ("vabsdiff2.u32.s32.s32 %r1, 0x80000000, 0x7fff0000, 0;", 0xffff_0000),
+    ]);
+}
+
+#[test]
 fn lookups_have_a_predicate_beside_their_result() {
     // "lop3": p = (d != 0) BoolOp q.
     table(&[

@@ -124,7 +124,7 @@ impl<'t> Body<'_, 't> {
                 let map = if op.name == "dp4a" { int::dp4a() } else { int::dp2a() };
                 return self.plain(CLASS, (map, signs), args, "u32", "u32").map(|()| true);
             }
-            "vabsdiff4" => {
+            "vabsdiff2" | "vabsdiff4" => {
                 let adds = u32::from(op.has("add"));
                 let signed = match op.types()[..] {
                     ["u32", "u32", "u32"] => 0,
@@ -134,7 +134,8 @@ impl<'t> Body<'_, 't> {
                 if args.iter().any(|arg| matches!(arg, Operand::Name(name, 0) if name.contains('.'))) || op.has("sat") {
                     return Err("this form is not emulated".to_owned());
                 }
-                return self.plain(CLASS, (int::vabsdiff4(), adds | signed), args, "u32", "u32").map(|()| true);
+                let map = if op.name == "vabsdiff2" { int::vabsdiff2() } else { int::vabsdiff4() };
+                return self.plain(CLASS, (map, adds | signed), args, "u32", "u32").map(|()| true);
             }
             "mad24" if op.has("sat") => {
                 if of != "s32" || !op.has("hi") {

@@ -213,3 +213,12 @@ pub(crate) fn vabsdiff4() -> Map {
         if imm & 1 != 0 { sum } else { bytes }
     })
 }
+
+/// `vabsdiff2`: the same of halves of 16 bits.
+pub(crate) fn vabsdiff2() -> Map {
+    lanes!(imm; a: [u16; 2], b: [u16; 2], c: u32 => u32: {
+        let difference = |x: u16, y: u16| if imm & 2 != 0 { (x as i16).abs_diff(y as i16) } else { x.abs_diff(y) };
+        let [low, high] = [difference(a[0], b[0]), difference(a[1], b[1])].map(u32::from);
+        if imm & 1 != 0 { c.wrapping_add(low).wrapping_add(high) } else { low | high << 16 }
+    })
+}
