@@ -71,9 +71,9 @@ fn finite_conversions_and_those_that_drop_negative_values() {
     // "cvt": `.satfinite` gives the largest finite value instead of infinity, `.relu` zero for negative ones.
     table(&[
         ("mov.f32 %f1, 0f7f7fffff; cvt.rna.satfinite.tf32.f32 %r1, %f1;", 0x7f7f_e000),
-        ("mov.f32 %f1, 0fff7fffff; cvt.rn.satfinite.tf32.f32 %r1, %f1;", 0xff7f_e000),
+        ("mov.f32 %f1, 0fff7fffff; cvt.rna.satfinite.tf32.f32 %r1, %f1;", 0xff7f_e000),
         ("mov.f32 %f1, 0f7f7fffff; cvt.rna.tf32.f32 %r1, %f1;", 0x7f80_0000),
-        ("mov.f32 %f1, 0f7fc00001; cvt.rn.satfinite.tf32.f32 %r1, %f1;", 0x7fff_e000),
+        ("mov.f32 %f1, 0f7fc00001; cvt.rna.satfinite.tf32.f32 %r1, %f1;", 0x7fff_e000),
         ("mov.f32 %f1, 0f477fffff; cvt.rn.satfinite.f16.f32 %h1, %f1; cvt.u32.u16 %r1, %h1;", 0x7bff),
         ("mov.f32 %f1, 0fff7fffff; cvt.rn.satfinite.bf16.f32 %h1, %f1; cvt.u32.u16 %r1, %h1;", 0xff7f),
         ("mov.f32 %f1, 0fff7fffff; cvt.rn.relu.satfinite.bf16.f32 %h1, %f1; cvt.u32.u16 %r1, %h1;", 0),
@@ -170,4 +170,37 @@ fn what_the_assembler_refuses_ends_the_launch_or_is_no_module() {
         let card = Card::kernel(&format!("{code} ret;"));
         assert_eq!(card.module.unsupported().len(), 1, "{code}");
     }
+}
+
+#[test]
+fn a_module_has_the_instructions_of_its_target() {
+    // "Target ISA Notes" of each section.
+    let card = |target: &str, code: &str| {
+        Card::new(&format!(
+            ".version 8.7\n.target {target}\n.address_size 64\n.visible .entry k() {{
+             .reg .pred %p<4>; .reg .b16 %h<4>; .reg .b32 %r<8>; .reg .b64 %rd<4>; .reg .f32 %f<4>;\n{code}\nret;\n}}"
+        ))
+    };
+    for (least, code) in [
+        ("sm_86", "min.xorsign.abs.f32 %f1, %f2, %f3;"),
+        ("sm_89", "cvt.rn.satfinite.e4m3x2.f32 %h1, %f2, %f3;"),
+        ("sm_90", "add.bf16x2 %r1, %r2, %r3;"),
+        ("sm_90", "cvt.rn.bf16.s32 %h1, %r1;"),
+        ("sm_90", "atom.global.add.noftz.bf16x2 %r1, [%rd1], %r2;"),
+        ("sm_90", "mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0;"),
+        ("sm_90", "mov.u32 %r1, %cluster_ctarank;"),
+        ("sm_90", "cp.async.bulk.commit_group;"),
+        ("sm_90a", "setmaxnreg.inc.sync.aligned.u32 232;"),
+    ] {
+        for target in ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a"] {
+            let has = target >= least;
+            assert_eq!(card(target, code).module.unsupported().is_empty(), has, "{code} for {target}");
+        }
+    }
+    assert!(
+        card("sm_80", "cvt.rn.bf16x2.f32 %r1, %f1, %f2; fma.rn.bf16x2 %r1, %r2, %r3, %r4;")
+            .module
+            .unsupported()
+            .is_empty()
+    );
 }

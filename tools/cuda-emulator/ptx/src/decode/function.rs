@@ -6,6 +6,7 @@ use super::builder::{Builder, Symbol};
 use super::names::{Names, Register};
 use super::operands::special;
 pub(super) use super::operands::{Op, bits, literal};
+use super::target;
 use crate::code::{Address, CONST, HEADER, Inst, LOCAL_BASE, NONE, NOT, Space, Special, Src, Step};
 use crate::lanes::{Map, lanes};
 use crate::options::Class;
@@ -138,6 +139,7 @@ impl<'a, 't> Body<'a, 't> {
         super::modifiers::check(&op)?;
         super::legal::check(&op)?;
         let args = &instruction.operands[..];
+        target::check(self.builder.target, target::needed(&op, args))?;
         let decoders = [
             Self::arithmetic,
             Self::floating,
@@ -294,6 +296,9 @@ impl<'a, 't> Body<'a, 't> {
         }
         let what =
             special(name).ok_or_else(|| format!("'{name}' is no register and no special register that is emulated"))?;
+        if name.contains("cluster") {
+            target::check(self.builder.target, target::SM_90)?;
+        }
         self.builder.workspace |= matches!(what, Special::Workspace { .. });
         let row = if wide { self.temporary(false) } else { d };
         self.emit(Class::Integer, Inst::Special { d: row, what });
