@@ -23,8 +23,8 @@ pub(super) fn of_module(text: &str) -> Target {
 
 /// Refuses what the target lacks.
 pub(super) fn check(target: Target, needed: Target) -> Result<()> {
-    let has = if needed % 10 == 0 { target >= needed } else { target == needed || target == u32::MAX };
-    let letter = if needed % 10 == 0 { "" } else { "a" };
+    let has = if needed.is_multiple_of(10) { target >= needed } else { target == needed || target == u32::MAX };
+    let letter = if needed.is_multiple_of(10) { "" } else { "a" };
     if has { Ok(()) } else { Err(format!("the module's '.target' lacks this: it needs sm_{}{letter}", needed / 10)) }
 }
 
