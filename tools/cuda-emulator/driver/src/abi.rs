@@ -32,6 +32,8 @@ pub type CUgraphNode = usize;
 pub type CUgraphExec = usize;
 /// Handle of a pool of memory.
 pub type CUmemoryPool = usize;
+/// Handle of bytes that are made apart from addresses.
+pub type CUmemGenericAllocationHandle = u64;
 /// Handle of a link in progress.
 pub type CUlinkState = usize;
 /// Function that a stream calls on the host.
@@ -158,6 +160,18 @@ pub struct CUmemPoolProps {
     pub max_size: usize,
     pub usage: u16,
     pub reserved: [u8; 54],
+}
+
+/// Properties of bytes that are made apart from addresses.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(missing_docs)]
+pub struct CUmemAllocationProp {
+    pub alloc_type: c_uint,
+    pub handle_types: c_uint,
+    pub location: CUmemLocation,
+    pub win32: *mut c_void,
+    pub flags: [u8; 8],
 }
 
 /// Access of a card to a pool.

@@ -110,6 +110,7 @@ pub fn check(address: CUdeviceptr, len: usize) -> Answer {
     }
     match allocation(address) {
         Some((_, found)) if len as u64 <= found.address + found.size - address => Ok(()),
+        Some((card, _)) if card.memory.holds(address, len as u64) => Ok(()),
         Some((_, found)) => refuse(
             Code::INVALID_VALUE,
             &format!(

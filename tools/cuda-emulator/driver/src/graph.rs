@@ -139,6 +139,14 @@ pub fn change_executable(executable: CUgraphExec, change: impl FnOnce(&mut Nodes
     change(Arc::make_mut(&mut *executables().get(executable)?.nodes()))
 }
 
+/// The nodes of a graph.
+///
+/// # Errors
+/// There is no such graph.
+pub fn nodes_of(graph: CUgraph) -> Answer<Arc<Nodes>> {
+    Ok(graphs().get(graph)?.nodes().clone())
+}
+
 /// The graph that a node is of.
 ///
 /// # Errors

@@ -9,8 +9,8 @@
 //! | part | modules |
 //! |---|---|
 //! | cards and contexts | [`device`], [`card`], [`context`] |
-//! | memory | [`memory`], [`host`], [`pool`], [`copy`], [`transfer`], [`fill`] |
-//! | order of work | [`stream`], [`event`], [`engine`], [`capture`], [`graph`], [`nodes`] |
+//! | memory | [`memory`], [`virtual_memory`], [`host`], [`pool`], [`copy`], [`transfer`], [`fill`] |
+//! | order of work | [`stream`], [`event`], [`engine`], [`capture`], [`graph`], [`nodes`], [`edges`] |
 //! | kernels | [`module`], [`library`], [`link`], [`function`], [`launch`], [`occupancy`], [`tensor_map`] |
 //! | reports | [`profile`], [`exit`] |
 
@@ -23,6 +23,7 @@ pub mod card;
 pub mod context;
 pub mod copy;
 pub mod device;
+pub mod edges;
 pub mod engine;
 pub mod entry;
 pub mod errors;
@@ -48,3 +49,4 @@ pub mod settings;
 pub mod stream;
 pub mod tensor_map;
 pub mod transfer;
+pub mod virtual_memory;

@@ -57,7 +57,7 @@
 //!
 //! # Known limits
 //!
-//! * Textures, surfaces, `multimem`, `tcgen05`, SIMD video instructions but for `vabsdiff4`, `tensormap.replace` and `st.async` are not
+//! * Textures, surfaces, `multimem`, `tcgen05`, video instructions but for `vabsdiff2` and `vabsdiff4`, and `tensormap.replace` are not
 //!   emulated. An instruction that is not emulated ends the launch that reaches it; [`Module::unsupported`] lists them.
 //! * Memory accesses are those of the host's memory model, which is stronger than a card's: a missing fence shows only as a race
 //!   between blocks ([`Options::global_races`]).

@@ -3,6 +3,7 @@
 use crate::{Client, code, kernels::ADD, launch, ok};
 use emulated_cuda::capture::{cuStreamBeginCapture_v2, cuStreamEndCapture, cuStreamIsCapturing};
 use emulated_cuda::context::cuCtxSynchronize;
+use emulated_cuda::edges::{cuGraphGetEdges, cuGraphNodeGetDependencies, cuGraphNodeGetDependentNodes};
 use emulated_cuda::fill::cuMemsetD32Async;
 use emulated_cuda::graph::{
     cuGraphCreate, cuGraphDestroy, cuGraphExecDestroy, cuGraphGetNodes, cuGraphInstantiateWithFlags, cuGraphLaunch,
@@ -10,7 +11,7 @@ use emulated_cuda::graph::{
 use emulated_cuda::memory::cuMemAlloc_v2;
 use emulated_cuda::nodes::cuGraphExecKernelNodeSetParams;
 use emulated_cuda::nodes::{
-    FillParams, KernelParams, cuGraphAddDependencies, cuGraphAddKernelNode, cuGraphAddMemsetNode,
+    FillParams, KernelParams, cuGraphAddDependencies, cuGraphAddEmptyNode, cuGraphAddKernelNode, cuGraphAddMemsetNode,
 };
 use std::ptr::{null, null_mut};
 
@@ -103,4 +104,27 @@ fn a_graph_of_nodes_runs_in_the_order_of_its_edges_and_takes_new_arguments() {
     assert_eq!(code!(cuGraphExecKernelNodeSetParams(executable, fill, &launch(1))), 1, "another kind");
     ok!(cuGraphLaunch(executable, 0));
     assert_eq!((client.get(values, 1), client.get(other, 1)), (vec![0], vec![100]));
+}
+
+#[test]
+fn the_edges_of_a_graph_are_those_that_were_asked_for() {
+    let _client = Client::new();
+    let (mut graph, mut nodes) = (0, [0; 3]);
+    ok!(cuGraphCreate(&mut graph, 0));
+    ok!(cuGraphAddEmptyNode(&mut nodes[0], graph, null(), 0));
+    ok!(cuGraphAddEmptyNode(&mut nodes[1], graph, nodes.as_ptr(), 1));
+    ok!(cuGraphAddEmptyNode(&mut nodes[2], graph, nodes.as_ptr(), 2));
+    let (mut from, mut to, mut count) = ([9; 4], [9; 4], 0);
+    ok!(cuGraphGetEdges(graph, null_mut(), null_mut(), &mut count));
+    assert_eq!(count, 3);
+    count = 4;
+    ok!(cuGraphGetEdges(graph, from.as_mut_ptr(), to.as_mut_ptr(), &mut count));
+    assert_eq!((from, count), ([nodes[0], nodes[0], nodes[1], 0], 3));
+    assert_eq!(to, [nodes[1], nodes[2], nodes[2], 0]);
+    count = 1;
+    ok!(cuGraphNodeGetDependencies(nodes[2], to.as_mut_ptr(), &mut count));
+    assert_eq!((to[0], count), (nodes[0], 1));
+    count = 4;
+    ok!(cuGraphNodeGetDependentNodes(nodes[1], to.as_mut_ptr(), &mut count));
+    assert_eq!((to[0], count), (nodes[2], 1));
 }

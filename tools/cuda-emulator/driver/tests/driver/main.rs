@@ -4,6 +4,7 @@ mod capture;
 mod kernels;
 mod memory;
 mod streams;
+mod virtual_memory;
 
 use emulated_cuda::abi::{CUcontext, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
 use emulated_cuda::context::{cuCtxCreate_v2, cuCtxDestroy_v2, cuCtxSynchronize};

@@ -256,6 +256,15 @@ pub(crate) enum Copy {
         mask: Src,
         reduce: Option<Reduction>,
     },
+    /// `st.async` and `red.async`: registers of a lane to shared memory.
+    Store {
+        to: Address,
+        from: Vec<Src>,
+        /// They have 64 bits.
+        wide: bool,
+        barrier: Address,
+        reduce: Option<Reduction>,
+    },
     Tensor {
         op: BulkTensor,
         map: Address,

@@ -30,15 +30,31 @@ fn class(space: Space) -> Class {
     }
 }
 
+/// The registers of a vector operand, as many as `.v2`, `.v4` or `.v8` says and 32 bytes at most, or the one of a scalar.
+pub(super) fn elements<'o, 't>(op: &Op<'_>, of: &str, operand: &'o Operand<'t>) -> Result<&'o [Operand<'t>]> {
+    let expected = [("v2", 2), ("v4", 4), ("v8", 8)].into_iter().find(|(word, _)| op.has(word)).map(|(_, count)| count);
+    match (expected, operand) {
+        (Some(count), Operand::Vector(parts)) if parts.len() == count && count as u32 * bits(of) <= 256 => Ok(parts),
+        (None, Operand::Vector(parts)) if parts.len() == 1 => Ok(parts),
+        (None, Operand::Vector(_)) | (Some(_), _) => Err("this vector is not emulated".to_owned()),
+        (None, one) => Ok(std::slice::from_ref(one)),
+    }
+}
+
 impl<'t> Body<'_, 't> {
     pub fn access(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<bool> {
         match op.name {
+            "st" | "red" if op.has("async") => return Ok(false),
             "ld" | "ldu" => self.load(op, args)?,
             "st" => self.store(op, args)?,
             "atom" | "red" => self.atomic(op, args)?,
             "cvta" => self.convert_address(op, args)?,
             "isspacep" => {
                 let [Operand::Name(p, 0), a] = args else { return Err("2 operands are expected".to_owned()) };
+                if op.has("const") {
+                    // Constants lie among other global memory.
+                    return Err("'.const' is not emulated here".to_owned());
+                }
                 let (p, a) = (self.predicate_name(p)?, self.src(a, "u64")?);
                 let cluster = op.has("shared::cluster");
                 self.emit(Class::Integer, Inst::IsSpace { p, a, space: space(op), cluster });
@@ -106,10 +122,7 @@ impl<'t> Body<'_, 't> {
         let each = bits(of).max(8);
         let mut regs = [NONE; 8];
         let (mut count, mut wide, mut register_bits) = (0, each == 64, 0);
-        let targets = match to {
-            Operand::Vector(parts) => parts.as_slice(),
-            one => std::slice::from_ref(one),
-        };
+        let targets = elements(op, of, to)?;
         if of == "b128" {
             for target in targets {
                 let Operand::Name(name, 0) = target else { return Err("a register is expected".to_owned()) };
@@ -149,17 +162,14 @@ impl<'t> Body<'_, 't> {
     }
 
     fn store(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<()> {
-        if op.has("async") || op.has("bulk") {
+        if op.has("bulk") {
             return Err("this form is not emulated".to_owned());
         }
         let [to, from, ..] = args else { return Err("2 operands are expected".to_owned()) };
         let of = op.of()?;
         let address = self.place(op, to)?;
         let each = bits(of).max(8);
-        let sources = match from {
-            Operand::Vector(parts) => parts.as_slice(),
-            one => std::slice::from_ref(one),
-        };
+        let sources = elements(op, of, from)?;
         let mut regs = [NONE; 8];
         let mut count = 0;
         for source in sources {
@@ -216,19 +226,18 @@ impl<'t> Body<'_, 't> {
             "b128" => AtomType::B128,
             _ => return Err(format!("type .{name} is not emulated")),
         };
-        let float = matches!(
-            of,
-            AtomType::F16 | AtomType::Bf16 | AtomType::F16x2 | AtomType::Bf16x2 | AtomType::F32 | AtomType::F64
-        );
-        let allowed = match kind {
-            _ if of == AtomType::B128 => matches!(kind, AtomOp::Cas | AtomOp::Exch) && op.name == "atom",
-            AtomOp::Add => of != AtomType::B16,
-            AtomOp::Min | AtomOp::Max => !matches!(of, AtomType::F32 | AtomType::F64 | AtomType::B16),
-            AtomOp::Cas => !float,
-            AtomOp::Exch => !float && of != AtomType::B16,
-            AtomOp::Inc | AtomOp::Dec => of == AtomType::U32,
-            _ => !float && of != AtomType::B16,
-        };
+        let (small, vector) = (matches!(name, "f16" | "bf16" | "f16x2" | "bf16x2"), ["v2", "v4", "v8"]);
+        let vector = vector.iter().any(|word| op.has(word));
+        let allowed = small == op.has("noftz")
+            && (!vector || matches!(space(op), Space::Global | Space::Generic) && (small || name == "f32"))
+            && match kind {
+                AtomOp::Add => small || matches!(name, "u32" | "s32" | "u64" | "f32" | "f64"),
+                AtomOp::Min | AtomOp::Max => small && vector || matches!(name, "u32" | "s32" | "u64" | "s64"),
+                AtomOp::Inc | AtomOp::Dec => name == "u32",
+                AtomOp::And | AtomOp::Or | AtomOp::Xor => matches!(name, "b32" | "b64"),
+                AtomOp::Exch => op.name == "atom" && matches!(name, "b32" | "b64" | "b128"),
+                AtomOp::Cas => op.name == "atom" && matches!(name, "b16" | "b32" | "b64" | "b128"),
+            };
         if !allowed {
             return Err("this operation does not go with this type".to_owned());
         }
@@ -268,15 +277,13 @@ impl<'t> Body<'_, 't> {
         }
         let mut d = [NONE; 8];
         if let Some(target) = target {
-            let targets =
-                if let Operand::Vector(parts) = target { parts.as_slice() } else { std::slice::from_ref(target) };
-            for (d, target) in d.iter_mut().zip(targets) {
+            for (d, target) in d.iter_mut().zip(elements(op, name, target)?) {
                 if *target != Operand::Name("_", 0) {
                     *d = self.dst(target, name)?;
                 }
             }
         }
-        let sources = if let Operand::Vector(parts) = b { parts.as_slice() } else { std::slice::from_ref(b) };
+        let sources = elements(op, name, b)?;
         let mut b = [NONE; 8];
         for (b, source) in b.iter_mut().zip(sources) {
             *b = self.src(source, name)?;

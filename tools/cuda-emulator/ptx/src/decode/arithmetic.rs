@@ -61,6 +61,18 @@ impl<'t> Body<'_, 't> {
             "and" | "or" | "xor" | "not" if of == "pred" => return self.logic(op.name, args).map(|()| true),
             _ => {}
         }
+        if op.has("relu") {
+            let map = match of {
+                "s32" | "s16x2" => int::relu(op.name, of == "s16x2"),
+                _ => None,
+            };
+            // Of floating-point numbers only `fma` has it.
+            return match map {
+                Some(map) => self.plain(CLASS, (map, 0), args, of, of).map(|()| true),
+                None if op.name == "fma" || op.name == "cvt" => Ok(false),
+                None => Err("'.relu' is for .s32 and .s16x2".to_owned()),
+            };
+        }
         let wide = bits(of) == 64;
         if let ("add" | "sub" | "min" | "max", "u16x2" | "s16x2") = (op.name, of) {
             let map = int::packed(op.name, of == "s16x2").ok_or("this is not emulated")?;
@@ -112,7 +124,7 @@ impl<'t> Body<'_, 't> {
                 let map = if op.name == "dp4a" { int::dp4a() } else { int::dp2a() };
                 return self.plain(CLASS, (map, signs), args, "u32", "u32").map(|()| true);
             }
-            "vabsdiff4" => {
+            "vabsdiff2" | "vabsdiff4" => {
                 let adds = u32::from(op.has("add"));
                 let signed = match op.types()[..] {
                     ["u32", "u32", "u32"] => 0,
@@ -122,7 +134,14 @@ impl<'t> Body<'_, 't> {
                 if args.iter().any(|arg| matches!(arg, Operand::Name(name, 0) if name.contains('.'))) || op.has("sat") {
                     return Err("this form is not emulated".to_owned());
                 }
-                return self.plain(CLASS, (int::vabsdiff4(), adds | signed), args, "u32", "u32").map(|()| true);
+                let map = if op.name == "vabsdiff2" { int::vabsdiff2() } else { int::vabsdiff4() };
+                return self.plain(CLASS, (map, adds | signed), args, "u32", "u32").map(|()| true);
+            }
+            "mad24" if op.has("sat") => {
+                if of != "s32" || !op.has("hi") {
+                    return Err("'.sat' is for '.hi' of .s32".to_owned());
+                }
+                int::mad24_saturating()
             }
             "mul24" | "mad24" => int::mul24(of == "s32", op.has("hi"), op.name == "mad24"),
             "add" | "sub" | "addc" | "subc" | "mul" | "mad" | "madc" | "div" | "rem" | "min" | "max" | "abs"
@@ -150,6 +169,9 @@ impl<'t> Body<'_, 't> {
                 if op.name == "mul" { (int::mul_wide(t), vec![of, of]) } else { (int::mad_wide(t), vec![of, of, to]) };
             return self.mixed(CLASS, (map.ok_or_else(known)?, 0), args, to, &types);
         } else if op.has("sat") {
+            if of != "s32" || op.name == "mad" && !op.has("hi") {
+                return Err("'.sat' is for .s32".to_owned());
+            }
             int::saturating(op.name).ok_or_else(known)?
         } else if op.has("hi") && op.name == "mul" {
             int::mul_high(t)
@@ -189,13 +211,27 @@ impl<'t> Body<'_, 't> {
     }
 
     fn lop3(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<()> {
-        if op.has("or") || op.has("and") || args.len() != 5 {
-            return Err("this form is not emulated".to_owned());
-        }
-        let Operand::Value(crate::parse::ast::Value::Int(table)) = args[4] else {
-            return Err("the table has to be a number".to_owned());
+        let combines = op.has("or") || op.has("and");
+        let (Some(Operand::Value(crate::parse::ast::Value::Int(table))), true) =
+            (args.get(4), args.len() == if combines { 6 } else { 5 })
+        else {
+            return Err("5 operands, or 6 with a predicate, are expected, and the table has to be a number".to_owned());
         };
-        self.plain(CLASS, (logic::lop3(), table as u32), &args[..4], "b32", "b32")
+        let f = (logic::lop3(), *table as u32);
+        if !combines {
+            return self.plain(CLASS, f, &args[..4], "b32", "b32");
+        }
+        let Operand::Pair(d, p) = args[0] else { return Err("a register and a predicate are expected".to_owned()) };
+        let (p, q) = (self.predicate_name(p)?, self.predicate(&args[5])?);
+        let (a, b, c) = (self.src(&args[1], "b32")?, self.src(&args[2], "b32")?, self.src(&args[3], "b32")?);
+        let (row, d) = (self.temporary(false), self.dst(&Operand::Name(d, 0), "b32")?);
+        self.map(CLASS, f, (row, false), &[a, b, c]);
+        self.copy(d, row, false);
+        let zero = self.builder.constant(0, false);
+        let not_zero = compare::compare("ne", Kind::Int(Int::U32), false).ok_or("this is not emulated")?;
+        let combine = if op.has("or") { Combine::Or } else { Combine::And };
+        self.emit(CLASS, Inst::Test { f: not_zero, a: row, b: zero, p, q: NONE, combine, c: q });
+        Ok(())
     }
 
     fn bfi(&mut self, of: &str, args: &[Operand<'t>]) -> Result<()> {
@@ -313,10 +349,19 @@ impl<'t> Body<'_, 't> {
             _ => return Err("a predicate is expected first".to_owned()),
         };
         if packed {
-            // The low and the high halves, each with its predicate.
+            // The low and the high halves, each with its predicate. Either may be the third operand or guard this.
             let (x, y) = self.upper_halves(a, b);
-            self.emit(class, Inst::Test { f: test, a, b, p, q: NONE, combine, c });
-            self.emit(class, Inst::Test { f: test, a: x, b: y, p: q, q: NONE, combine, c });
+            let (low, high) = (self.names.predicates, self.names.predicates + 1);
+            self.names.predicates += 2;
+            self.emit(class, Inst::Test { f: test, a, b, p: low, q: NONE, combine, c });
+            self.emit(class, Inst::Test { f: test, a: x, b: y, p: high, q: NONE, combine, c });
+            let mut both = [(p, low), (q, high)];
+            if self.guard != NONE && self.guard & !NOT == p {
+                both.reverse();
+            }
+            for (d, a) in both.into_iter().filter(|(d, _)| *d != NONE) {
+                self.emit(CLASS, Inst::Logic { d, a, b: NONE, table: 0b1000 });
+            }
             return Ok(());
         }
         self.emit(class, Inst::Test { f: test, a, b, p, q, combine, c });

@@ -1,7 +1,7 @@
 //! Asynchronous copies, `mbarrier` objects, and addresses within a cluster.
 
-use super::access::space;
-use super::function::{Body, Op, Result};
+use super::access::{elements, space};
+use super::function::{Body, Op, Result, bits};
 use crate::code::{
     Address, Copy, Inst, MbarrierOp, MbarrierStep, NONE, SHARED_RANK, SHARED_WINDOW, Space, Special, Src,
 };
@@ -21,6 +21,10 @@ impl<'t> Body<'_, 't> {
     pub fn asynchronous(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<bool> {
         match op.name {
             "mbarrier" => self.mbarrier(op, args)?,
+            "st" | "red" => {
+                let copy = self.remote_store(op, args)?;
+                self.emit(Class::Copy, Inst::Copy(Box::new(copy)));
+            }
             "mapa" | "getctarank" => self.cluster_address(op, args)?,
             "cp" => match self.copy_step(op, args)? {
                 Some(copy) => self.emit(Class::Copy, Inst::Copy(Box::new(copy))),
@@ -154,8 +158,8 @@ impl<'t> Body<'_, 't> {
         let to = self.address(to, Space::Shared)?;
         let from = self.address(from, Space::Global)?;
         let bytes = number(size)?;
-        if !matches!(bytes, 4 | 8 | 16) {
-            return Err(format!("a size of {bytes} is not 4, 8 or 16"));
+        if !matches!(bytes, 4 | 8 | 16) || op.has("cg") && bytes != 16 {
+            return Err(format!("a size of {bytes} is not 4, 8 or 16, or with '.cg' not 16"));
         }
         let rest = if op.has("L2::cache_hint") { &rest[..rest.len().saturating_sub(1)] } else { rest };
         let (mut source, mut ignore) = (NONE, NONE ^ crate::code::NOT);
@@ -214,6 +218,32 @@ impl<'t> Body<'_, 't> {
             None
         };
         Ok(Copy::Bulk { to, from, size, barrier, mask, reduce })
+    }
+
+    /// `st.async` and `red.async`: registers to shared memory of any block of the cluster.
+    fn remote_store(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<Copy> {
+        let [to, from, barrier] = args else { return Err("3 operands are expected".to_owned()) };
+        let of = op.of()?;
+        let reduce = if op.name == "red" {
+            let operation = op.words.iter().find_map(|word| Operation::parse(word));
+            let (operation, element) = match (operation.ok_or("the operation is missing")?, of) {
+                (operation @ Operation::Add, "u64") => (operation, Element::U64),
+                (operation @ (Operation::Add | Operation::Min | Operation::Max), "s32") => (operation, Element::S32),
+                (operation @ (Operation::And | Operation::Or | Operation::Xor), "b32") => (operation, Element::U32),
+                (Operation::And | Operation::Or | Operation::Xor, _) => return Err("'.b32' is expected".to_owned()),
+                (operation, "u32") => (operation, Element::U32),
+                _ => return Err("this operation does not go with this type".to_owned()),
+            };
+            Some(Reduction::new(operation, element).map_err(|refused| refused.0)?)
+        } else {
+            if !matches!(of, "b32" | "u32" | "s32" | "f32" | "b64" | "u64" | "s64" | "f64") {
+                return Err("this type is not stored asynchronously".to_owned());
+            }
+            None
+        };
+        let from = elements(op, of, from)?.iter().map(|source| self.src(source, of)).collect::<Result<Vec<_>>>()?;
+        let (to, barrier) = (self.address(to, Space::Shared)?, self.address(barrier, Space::Shared)?);
+        Ok(Copy::Store { to, from, wide: bits(of) == 64, barrier, reduce })
     }
 
     fn coordinates(&mut self, operand: &Operand<'t>) -> Result<Vec<Src>> {

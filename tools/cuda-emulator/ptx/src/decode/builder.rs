@@ -34,6 +34,8 @@ pub(super) struct Builder<'t> {
     pub statics: HashMap<&'t str, u32>,
     dynamic_align: u32,
     pub workspace: bool,
+    /// The card that the module is for.
+    pub target: super::target::Target,
 }
 
 impl<'t> Builder<'t> {
@@ -51,6 +53,7 @@ impl<'t> Builder<'t> {
             statics: HashMap::new(),
             dynamic_align: 0,
             workspace: false,
+            target: u32::MAX,
         };
         for function in &ast.functions {
             if function.body.is_some() {

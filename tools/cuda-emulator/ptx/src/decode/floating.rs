@@ -2,13 +2,15 @@
 
 use super::function::{Body, Op, Result};
 use crate::code::{Inst, NONE};
-use crate::lanes::convert::{How, Kind, convert, from_fp8_pair, pair, tf32, to_fp8_pair};
+use crate::lanes::convert::{How, Kind, convert, finite, from_fp8_pair, pair, tf32, to_fp8_pair};
 use crate::lanes::round::{RM, RN, RNA, RP, RZ};
 use crate::lanes::{Map, approx, compare, double, float, half, lanes};
 use crate::options::Class;
 use crate::parse::ast::Operand;
 
 const CLASS: Class = Class::Float;
+/// In the immediate of `cvt.pack`, beside the bits of a value.
+const SIGNED: u32 = 64;
 
 fn mode(op: &Op<'_>) -> (u32, bool) {
     for (word, mode, integral) in [
@@ -36,6 +38,9 @@ impl<'t> Body<'_, 't> {
         let (ftz, sat, (mode, _)) = (op.has("ftz"), op.has("sat"), mode(op));
         let extremes = if op.has("NaN") { half::NAN } else { 0 } | if op.has("xorsign") { half::XORSIGN } else { 0 };
         let name = if op.name == "mad" { "fma" } else { op.name };
+        if matches!(name, "min" | "max") && op.has("abs") != op.has("xorsign") {
+            return Err("'.xorsign' and '.abs' go together".to_owned());
+        }
         if op.name == "testp" {
             let Some(Operand::Name(p, 0)) = args.first() else { return Err("a predicate is expected".to_owned()) };
             let p = self.predicate_name(p)?;
@@ -55,19 +60,24 @@ impl<'t> Body<'_, 't> {
             "f32" => match name {
                 "min" | "max" | "neg" | "abs" | "copysign" => (float::simple(name, ftz).ok_or_else(known)?, extremes),
                 "ex2" | "lg2" | "sin" | "cos" | "tanh" | "rsqrt" => (approx::f32(name, ftz).ok_or_else(known)?, 0),
+                "div" if op.has("approx") => (approx::divide(ftz), 0),
                 "rcp" | "sqrt" if op.has("approx") => (approx::f32(name, ftz).ok_or_else(known)?, 0),
                 _ => float::arithmetic(name, mode, ftz, sat).ok_or_else(known)?,
             },
             "f64" if op.has("approx") => (approx::f64(name).ok_or_else(known)?, 0),
             "f64" => (double::arithmetic(name, mode).ok_or_else(known)?, mode),
             "f16" | "bf16" | "f16x2" | "bf16x2" => {
+                if mode != RN {
+                    return Err("formats of 16 bits are rounded to the nearest".to_owned());
+                }
                 let (bf16, packed) = (of.starts_with('b'), of.ends_with("x2"));
                 let flags = extremes
                     | if ftz && !bf16 { half::FTZ } else { 0 }
                     | if sat { half::SAT } else { 0 }
                     | if op.has("relu") { half::RELU } else { 0 };
+                let flags = flags | if ftz && bf16 { half::FTZ_F32 } else { 0 };
                 let sign = if packed { 0x8000_8000 } else { 0x8000 };
-                let imm = if matches!(name, "neg" | "abs") { sign } else { flags };
+                let imm = if matches!(name, "neg" | "abs") { sign | flags & half::FTZ } else { flags };
                 (half::arithmetic(name, bf16, packed).ok_or_else(known)?, imm)
             }
             _ => return Ok(false),
@@ -93,6 +103,9 @@ impl<'t> Body<'_, 't> {
         let (mode, integral) = mode(op);
         let how =
             How { mode, integral, ftz: op.has("ftz"), sat: op.has("sat") || op.has("satfinite"), relu: op.has("relu") };
+        if let ("f16" | "bf16", "f32", true) = (to, from, op.has("satfinite")) {
+            return self.plain(CLASS, finite(to == "bf16", how), args, "b16", from).map(|()| true);
+        }
         let fp8 = |of: &str| matches!(of, "e4m3x2" | "e5m2x2");
         match (to, from) {
             ("f16x2" | "bf16x2", "f32") => {
@@ -156,25 +169,28 @@ impl<'t> Body<'_, 't> {
 
     /// `cvt.pack.sat`
     fn pack_integers(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<()> {
-        let to = op.words.iter().copied().find(|word| matches!(*word, "u16" | "s16" | "u8" | "s8"));
-        let (Some(to), true) = (to, op.has("sat")) else { return Err("this form is not emulated".to_owned()) };
-        let limits = match to {
-            "u16" => 0,
-            "s16" => 1,
-            "u8" => 2,
-            _ => 3,
+        let to = op.words.iter().find_map(|word| match *word {
+            "u16" => Some((16, 0)),
+            "s16" => Some((16, SIGNED)),
+            "u8" => Some((8, 0)),
+            "s8" => Some((8, SIGNED)),
+            "u4" => Some((4, 0)),
+            "s4" => Some((4, SIGNED)),
+            "u2" => Some((2, 0)),
+            "s2" => Some((2, SIGNED)),
+            _ => None,
+        });
+        let (Some((size, signed)), true) = (to, op.has("sat")) else {
+            return Err("this form is not emulated".to_owned());
         };
+        let limits = size | signed;
         let map = lanes!(imm; a: i32, b: i32, c: u32 => u32: {
-            let (least, most, bits) = match imm {
-                0 => (0, 0xffff, 16),
-                1 => (-0x8000, 0x7fff, 16),
-                2 => (0, 0xff, 8),
-                _ => (-0x80, 0x7f, 8),
-            };
+            let bits = imm & !SIGNED;
             let mask = (1u32 << bits) - 1;
+            let (least, most) = if imm & SIGNED != 0 { (-1 << (bits - 1), mask as i32 >> 1) } else { (0, mask as i32) };
             let (a, b) = (a.clamp(least, most) as u32 & mask, b.clamp(least, most) as u32 & mask);
             let low = b | a << bits;
-            if bits == 16 { low } else { low | c << 16 }
+            if bits == 16 { low } else { low | c << (2 * bits) }
         });
         if args.len() == 3 {
             self.plain(Class::Integer, (map, limits), args, "b32", "s32")

@@ -6,6 +6,7 @@ use super::builder::{Builder, Symbol};
 use super::names::{Names, Register};
 use super::operands::special;
 pub(super) use super::operands::{Op, bits, literal};
+use super::target;
 use crate::code::{Address, CONST, HEADER, Inst, LOCAL_BASE, NONE, NOT, Space, Special, Src, Step};
 use crate::lanes::{Map, lanes};
 use crate::options::Class;
@@ -24,7 +25,7 @@ pub(super) struct Body<'a, 't> {
     pub params: HashMap<&'t str, (u32, u32)>,
     /// Bytes of local memory.
     pub local: u32,
-    guard: u32,
+    pub guard: u32,
     line: u32,
     /// Rows that only one instruction uses.
     temporaries: u32,
@@ -136,7 +137,9 @@ impl<'a, 't> Body<'a, 't> {
     fn instruction(&mut self, instruction: &Instruction<'t>) -> Result<()> {
         let op = Op::new(instruction.opcode);
         super::modifiers::check(&op)?;
+        super::legal::check(&op)?;
         let args = &instruction.operands[..];
+        target::check(self.builder.target, target::needed(&op, args))?;
         let decoders = [
             Self::arithmetic,
             Self::floating,
@@ -219,7 +222,11 @@ impl<'a, 't> Body<'a, 't> {
         let wide = bits(of) == 64;
         match operand {
             Operand::Name(name, offset) => self.named(name, *offset, wide),
-            Operand::Value(value) => Ok(self.builder.constant(literal(*value, of)?, wide)),
+            Operand::Value(value) => {
+                // Registers of less than 32 bits have zeros above, and so have their constants.
+                let mask = 1u64.checked_shl(bits(of)).map_or(u64::MAX, |above| above - 1);
+                Ok(self.builder.constant(literal(*value, of)? & mask, wide))
+            }
             _ => Err("a register or a number is expected".to_owned()),
         }
     }
@@ -277,11 +284,21 @@ impl<'a, 't> Body<'a, 't> {
         let d = self.temporary(wide);
         if matches!(name, "%clock" | "%clock64" | "%globaltimer" | "%globaltimer_lo" | "%clock_hi" | "%globaltimer_hi")
         {
-            self.emit(Class::Integer, Inst::Clock { d, wide });
-            return Ok(d);
+            if !name.ends_with("_hi") {
+                self.emit(Class::Integer, Inst::Clock { d, wide });
+                return Ok(d);
+            }
+            let now = self.temporary(true);
+            self.emit(Class::Integer, Inst::Clock { d: now, wide: true });
+            let high = self.temporary(false);
+            self.map(Class::Integer, (lanes!(a: u64 => u32: (a >> 32) as u32), 0), (high, false), &[now]);
+            return Ok(self.resize(high, false, wide));
         }
         let what =
             special(name).ok_or_else(|| format!("'{name}' is no register and no special register that is emulated"))?;
+        if name.contains("cluster") {
+            target::check(self.builder.target, target::SM_90)?;
+        }
         self.builder.workspace |= matches!(what, Special::Workspace { .. });
         let row = if wide { self.temporary(false) } else { d };
         self.emit(Class::Integer, Inst::Special { d: row, what });

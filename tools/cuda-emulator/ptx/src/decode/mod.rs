@@ -9,11 +9,13 @@ mod builder;
 mod control;
 mod floating;
 mod function;
+mod legal;
 mod modifiers;
 mod moves;
 mod names;
 mod operands;
 mod order;
+mod target;
 mod tensor;
 mod warp;
 
@@ -30,6 +32,7 @@ use function::{Body, literal};
 /// Decodes a module and allocates its variables.
 pub(crate) fn decode(text: &str, ast: &Ast<'_>, memory: &Memory) -> Result<Module, PtxError> {
     let mut builder = Builder::new(ast);
+    builder.target = target::of_module(text);
     let mut variables: Vec<(String, Variable)> = Vec::new();
     let made = allocate(ast, memory, &mut builder, &mut variables).and_then(|()| fill(ast, memory, &builder));
     if let Err(error) = made {

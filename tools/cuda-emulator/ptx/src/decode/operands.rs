@@ -96,6 +96,8 @@ pub(super) fn special(name: &str) -> Option<Special> {
         "%cluster_nctaid" => Special::ClusterNctaid(axis),
         "%cluster_ctarank" => Special::ClusterCtarank,
         "%cluster_nctarank" => Special::ClusterNctarank,
+        // 0 in kernels that no graph of the device has launched.
+        "%current_graph_exec" => Special::Zero,
         "%is_explicit_cluster" => Special::IsExplicitCluster,
         _ => return None,
     })

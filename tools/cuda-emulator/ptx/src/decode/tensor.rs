@@ -52,6 +52,7 @@ impl<'t> Body<'_, 't> {
         let made = match (op.name, args) {
             ("mma", [d, a, b, c]) => {
                 let mma = Mma::parse(&op.words).map_err(refused)?;
+                super::target::check(self.builder.target, 10 * mma.minimum_sm().unwrap_or_default())?;
                 let [wa, wb, wc, wd] = mma.words();
                 Tensor::Mma {
                     op: mma,

@@ -146,6 +146,9 @@ impl<'t> Body<'_, 't> {
         if let Some(count) = rest.get(1) {
             made.count = self.src(count, "b32")?;
         }
+        if made.kind == BarrierKind::Arrive && made.count == NONE {
+            return Err("'.arrive' needs the number of threads".to_owned());
+        }
         self.emit(Class::Sync, Inst::Barrier(Box::new(made)));
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 use super::machine::Machine;
 use super::memory::Kind;
 use super::span::{Addresses, each};
-use crate::code::{Atom, AtomOp, AtomType, NONE};
+use crate::code::{Atom, AtomOp, AtomType, NONE, PARAM_WINDOW, SHARED_WINDOW, Space, WINDOW};
 use crate::fault::Fault;
 use crate::lanes::LANES;
 use crate::lanes::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, least, most};
@@ -92,6 +92,11 @@ fn apply(op: AtomOp, of: AtomType, old: u64, b: u64, c: u64) -> u64 {
     }
 }
 
+/// The bits of an `f32`, of a subnormal one those of zero.
+fn flush(bits: u64) -> u64 {
+    if bits & 0x7f80_0000 == 0 { bits & 0x8000_0000 } else { bits }
+}
+
 /// Combines elements with those at an address, each at once.
 ///
 /// # Safety
@@ -126,16 +131,19 @@ impl Machine<'_, '_> {
         if atom.release {
             self.fence();
         }
+        let flushed =
+            if (atom.op, atom.of) == (AtomOp::Add, AtomType::F32) { self.globals(atom, &at, mask) } else { 0 };
         self.resolve(atom.address.space, &mut at, mask, bytes * u32::from(atom.count), kind, true)?;
-        self.combine(atom, bytes, mask, &at);
+        self.combine(atom, mask, &at, flushed);
         if atom.returns {
             self.acquire_at(atom.address.space);
         }
         Ok(())
     }
 
-    /// Does it, at addresses of the host.
-    fn combine(&mut self, atom: &Atom, bytes: u32, mask: u32, at: &Addresses) {
+    /// Updates memory at addresses of the host; sums of the lanes in `flushed` flush subnormal numbers.
+    fn combine(&mut self, atom: &Atom, mask: u32, at: &Addresses, flushed: u32) {
+        let bytes = size(atom.of);
         if atom.of == AtomType::B128 {
             return self.pairs(atom, mask, at);
         }
@@ -155,7 +163,15 @@ impl Machine<'_, '_> {
                         // SAFETY: `resolve` has checked it, and that it is aligned.
                         let cell = unsafe { &*(address as *const $atomic) };
                         let (b, c) = (u64::from(b as $t), u64::from(c as $t));
-                        let new = |old: $t| Some(apply(atom.op, atom.of, old.into(), b, c) as $t);
+                        let new = |old: $t| {
+                            let old = u64::from(old);
+                            let new = if flushed >> lane & 1 != 0 {
+                                flush(apply(atom.op, atom.of, flush(old), flush(b), c))
+                            } else {
+                                apply(atom.op, atom.of, old, b, c)
+                            };
+                            Some(new as $t)
+                        };
                         u64::from(cell.fetch_update(Relaxed, Relaxed, new).unwrap_or_default())
                     }};
                 }
@@ -171,6 +187,19 @@ impl Machine<'_, '_> {
                 self.set(atom.d[i], mask, &olds.map(|old| old as u32));
             }
         }
+    }
+
+    /// The lanes whose address is one of global memory: sums of `f32` flush subnormal numbers there, and only there.
+    fn globals(&self, atom: &Atom, at: &Addresses, mask: u32) -> u32 {
+        let mut found = 0;
+        each(mask, |lane| {
+            let is = match atom.address.space {
+                Space::Generic => !(SHARED_WINDOW..PARAM_WINDOW + WINDOW).contains(&at[lane]),
+                space => space == Space::Global,
+            };
+            found |= u32::from(is) << lane;
+        });
+        found
     }
 
     /// `atom.exch` and `atom.cas` of 128 bits at addresses of the host. These are atomic among themselves.

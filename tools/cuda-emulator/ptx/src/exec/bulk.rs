@@ -42,13 +42,45 @@ impl Machine<'_, '_> {
             return Err(Fault::new(FaultKind::Unsupported, "a bulk copy to shared memory without mbarrier"));
         };
         if let Some(reduce) = reduce {
-            let (cta, at) = self.shared_at(to.space, target, bytes)?;
-            let old = self.cluster.ctas[cta].shared.start() + u64::from(at);
-            // SAFETY: `shared_at` has checked the range.
-            let old = unsafe { std::slice::from_raw_parts(old as *const u8, bytes as usize) };
-            combine(reduce, old, &mut data);
+            // Combined when they arrive, as others may arrive before.
+            let (cta, to) = self.shared_at(to.space, target, bytes)?;
+            let barrier = Some(self.shared_at(space, barrier, 8)?);
+            self.cluster.later.push(Later::Bytes { cta, to, data, barrier, complete: bytes, reduce: Some(reduce) });
+            return Ok(());
         }
         self.deliver((to.space, target), data, (space, barrier), ctas, lane, bytes)
+    }
+
+    /// `st.async` and `red.async` of a lane: the bytes go to shared memory of any block, and complete bytes of a barrier there.
+    pub fn store_remote(&mut self, copy: &Copy, lane: usize) -> Result<(), Fault> {
+        let Copy::Store { to, from, wide, barrier, reduce } = copy else { return Ok(()) };
+        let mut data = Vec::with_capacity(16);
+        for source in from {
+            if *wide {
+                data.extend(self.wide(*source)[lane].to_le_bytes());
+            } else {
+                data.extend(self.row(*source)[lane].to_le_bytes());
+            }
+        }
+        let bytes = data.len() as u32;
+        let (target, barrier_at) = (self.addresses(to)[lane], self.addresses(barrier)[lane]);
+        let (cta, at) = self.shared_at(to.space, target, bytes)?;
+        if at % bytes != 0 {
+            let what =
+                format!("asynchronous store of {bytes} bytes to {at:#x} of shared memory: no multiple of {bytes}");
+            return Err(Fault::new(FaultKind::Misaligned, what));
+        }
+        let barrier = self.barrier_at(barrier.space, barrier_at)?;
+        if barrier.0 != cta {
+            let what = "an asynchronous store with the mbarrier of another block than its destination's";
+            return Err(Fault::new(FaultKind::Barrier, what));
+        }
+        if reduce.is_none() {
+            self.claim(cta, at, bytes)?;
+        }
+        let (barrier, reduce) = (Some(barrier), *reduce);
+        self.cluster.later.push(Later::Bytes { cta, to: at, data, barrier, complete: bytes, reduce });
+        Ok(())
     }
 
     /// Puts bytes on their way to shared memory of one block, or of those in the mask.
@@ -73,13 +105,15 @@ impl Machine<'_, '_> {
                 data,
                 barrier: Some((barrier_cta, barrier)),
                 complete,
+                reduce: None,
             });
             return Ok(());
         }
         for cta in (0..self.cluster.ctas.len()).filter(|cta| mask >> cta & 1 != 0) {
             self.claim(cta, at, bytes)?;
             let data = data.clone();
-            self.cluster.later.push(Later::Bytes { cta, to: at, data, barrier: Some((cta, barrier)), complete });
+            let barrier = Some((cta, barrier));
+            self.cluster.later.push(Later::Bytes { cta, to: at, data, barrier, complete, reduce: None });
         }
         Ok(())
     }
@@ -175,15 +209,5 @@ impl Machine<'_, '_> {
             }
         }
         Ok(())
-    }
-}
-
-/// Replaces `new` by `old` combined with it.
-fn combine(reduce: Reduction, old: &[u8], new: &mut [u8]) {
-    let size = reduce.size();
-    for (old, new) in old.chunks_exact(size).zip(new.chunks_exact_mut(size)) {
-        let bits = |bytes: &[u8]| bytes.iter().rev().fold(0, |bits, byte| bits << 8 | u64::from(*byte));
-        let found = reduce.apply(bits(old), bits(new));
-        new.copy_from_slice(&found.to_le_bytes()[..size]);
     }
 }

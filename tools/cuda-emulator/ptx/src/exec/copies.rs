@@ -50,7 +50,15 @@ pub(super) struct Pending {
 #[derive(Debug)]
 pub(super) enum Later {
     /// Bytes arrive in shared memory of a block, and complete bytes of a barrier.
-    Bytes { cta: usize, to: u32, data: Vec<u8>, barrier: Option<(usize, u32)>, complete: u32 },
+    Bytes {
+        cta: usize,
+        to: u32,
+        data: Vec<u8>,
+        barrier: Option<(usize, u32)>,
+        complete: u32,
+        /// How they are combined with those that are there.
+        reduce: Option<Reduction>,
+    },
     /// The copies of a warp's lanes arrive, and then lanes arrive at a barrier.
     Arrive { cta: usize, warp: usize, lane: usize, barrier: (usize, u32), group: u32 },
 }
@@ -95,13 +103,16 @@ impl Cluster {
         let any = !later.is_empty();
         for one in later {
             match one {
-                Later::Bytes { cta, to, data, barrier, complete } => {
+                Later::Bytes { cta, to, data, barrier, complete, reduce } => {
                     let shared = &mut self.ctas[cta].shared;
                     shared.set_filled(to, data.len() as u32, None);
+                    let to = shared.start() + u64::from(to);
                     // SAFETY: the range was checked when the copy began.
                     unsafe {
-                        let to = (shared.start() + u64::from(to)) as *mut u8;
-                        std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len());
+                        match reduce {
+                            Some(reduce) => super::atomic::reduce_bytes(reduce, to, &data),
+                            None => std::ptr::copy_nonoverlapping(data.as_ptr(), to as *mut u8, data.len()),
+                        }
                     }
                     if let Some(barrier) = barrier {
                         self.update(barrier, |object| object.complete(complete))?;
@@ -176,6 +187,12 @@ impl Machine<'_, '_> {
                 for lane in (0..LANES).filter(|lane| mask >> lane & 1 != 0) {
                     self.lane = lane;
                     self.copy_bulk((to, from), *size, barrier.as_ref(), *ctas, *reduce, lane)?;
+                }
+            }
+            Copy::Store { .. } => {
+                for lane in (0..LANES).filter(|lane| mask >> lane & 1 != 0) {
+                    self.lane = lane;
+                    self.store_remote(copy, lane)?;
                 }
             }
             Copy::Tensor { .. } => {

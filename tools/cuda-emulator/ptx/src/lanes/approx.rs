@@ -61,6 +61,21 @@ pub(crate) fn f32(op: &str, ftz: bool) -> Option<Map> {
     })
 }
 
+/// `div.approx.f32`, which is `a` times the reciprocal of `b`: of divisors above 2^126 that is 0, as the manual says.
+pub(crate) fn divide(ftz: bool) -> Map {
+    #[inline(always)]
+    fn quotient<const F: bool>(a: f32, b: f32) -> f32 {
+        let (a, b) = (flush::<F>(a), flush::<F>(b));
+        let large = b.abs() > f32::from_bits((127 + 126) << 23) && b.is_finite();
+        canonical(flush::<F>(if large { a * 0f32.copysign(b) } else { a / b }))
+    }
+    if ftz {
+        lanes!(a: f32, b: f32 => f32: quotient::<true>(a, b))
+    } else {
+        lanes!(a: f32, b: f32 => f32: quotient::<false>(a, b))
+    }
+}
+
 /// `rcp.approx.ftz.f64` and `rsqrt.approx.f64`: the upper 32 bits of the result.
 pub(crate) fn f64(op: &str) -> Option<Map> {
     #[inline(always)]

@@ -188,7 +188,8 @@ fn from_int(value: i128, to: u32, mode: u32, imm: u32) -> u64 {
     let near = value as f64;
     let error = (value - near as i128) as f64;
     if to == 11 {
-        return super::round::directed(near, error, mode).to_bits();
+        let found = super::round::directed(near, error, mode);
+        return if imm & SAT != 0 { found.clamp(0.0, 1.0) } else { found }.to_bits();
     }
     let exact = odd(near, error);
     let exact = if imm & SAT != 0 { exact.clamp(0.0, 1.0) } else { exact };
@@ -238,7 +239,7 @@ fn fast(to: Kind, from: Kind, how: How) -> Option<Map> {
     }
     Some(match (to, from) {
         (F32, F16) if plain => lanes!(a: u16 => f32: canonical(f16_to_f32(a))),
-        (F32, Bf16) if plain => lanes!(a: u16 => f32: bf16_to_f32(a)),
+        (F32, Bf16) if plain && !how.ftz => lanes!(a: u16 => f32: bf16_to_f32(a)),
         (F16, F32) if plain && !how.ftz => lanes!(a: f32 => u16: f32_to_f16(a)),
         (Bf16, F32) if plain && !how.ftz => lanes!(a: f32 => u16: f32_to_bf16(a)),
         (F64, F32) if plain && !how.ftz => lanes!(a: f32 => f64: f64::from(a)),
@@ -292,22 +293,34 @@ pub(crate) fn pair(bf16: bool, how: How) -> (Map, u32) {
         };
         return (map, 0);
     }
-    let map = lanes!(imm; a: f32, b: f32 => [u16; 2]: [b, a].map(|value| {
-        let value = if imm & 16 != 0 && value <= 0.0 { 0.0 } else { f64::from(value) };
-        let bits = if imm & 8 != 0 { narrow::<8, 7>(value, imm & 7) } else { narrow::<5, 10>(value, imm & 7) } as u16;
-        let infinite = if imm & 8 != 0 { 0x7f80 } else { 0x7c00 };
-        if imm & 32 != 0 && bits & 0x7fff == infinite { bits - 1 } else { bits }
-    }));
-    (map, how.mode | u32::from(bf16) << 3 | u32::from(how.relu) << 4 | u32::from(how.sat) << 5)
+    let map = lanes!(imm; a: f32, b: f32 => [u16; 2]: [to_small(imm, b), to_small(imm, a)]);
+    (map, small_flags(bf16, how))
 }
 
-/// `cvt` to `tf32`; the immediate: the mode, bit 3 `relu`.
+/// `cvt` to one value of 16 bits with `.satfinite`; the immediate is that of [`pair`].
+pub(crate) fn finite(bf16: bool, how: How) -> (Map, u32) {
+    (lanes!(imm; a: f32 => u16: to_small(imm, a)), small_flags(bf16, how))
+}
+
+fn small_flags(bf16: bool, how: How) -> u32 {
+    how.mode | u32::from(bf16) << 3 | u32::from(how.relu) << 4 | u32::from(how.sat) << 5
+}
+
+fn to_small(imm: u32, value: f32) -> u16 {
+    let value = if imm & 16 != 0 && value <= 0.0 { 0.0 } else { f64::from(value) };
+    let bits = if imm & 8 != 0 { narrow::<8, 7>(value, imm & 7) } else { narrow::<5, 10>(value, imm & 7) } as u16;
+    let infinite = if imm & 8 != 0 { 0x7f80 } else { 0x7c00 };
+    if imm & 32 != 0 && bits & 0x7fff == infinite { bits - 1 } else { bits }
+}
+
+/// `cvt` to `tf32`; the immediate: the mode, bit 3 `relu`, bit 4 `satfinite`.
 pub(crate) fn tf32(how: How) -> (Map, u32) {
     let map = lanes!(imm; a: f32 => u32: {
         let value = if imm & 8 != 0 && a <= 0.0 { 0.0 } else { f64::from(a) };
-        narrow::<8, 10>(value, imm & 7) << 13
+        let bits = narrow::<8, 10>(value, imm & 7);
+        (if imm & 16 != 0 && bits & 0x3_ffff == 0x3_fc00 { bits - 1 } else { bits }) << 13
     });
-    (map, how.mode | u32::from(how.relu) << 3)
+    (map, how.mode | u32::from(how.relu) << 3 | u32::from(how.sat) << 4)
 }
 
 /// An `f32` as a value of 8 bits, with the largest finite value instead of infinity.
@@ -354,7 +367,13 @@ pub(crate) fn to_fp8_pair(half: bool) -> Map {
 pub(crate) fn from_fp8_pair() -> Map {
     lanes!(imm; a: u16 => [u16; 2]: [a & 0xff, a >> 8].map(|bits| {
         if imm & 1 != 0 {
-            return bits << 8;
+            return if bits & 0x7f > 0x7c {
+                0x7fff
+            } else if imm & 2 != 0 && bits & 0x80 != 0 {
+                0
+            } else {
+                bits << 8
+            };
         }
         let magnitude = f32::from_bits(u32::from(bits & 0x7f) << 20) * f32::from_bits((127 + 120) << 23);
         let found = if bits & 0x7f == 0x7f { 0x7fff } else { f32_to_f16(magnitude) };

@@ -1,7 +1,7 @@
 //! Arithmetic on `f64`.
 
-use super::round::{RN, directed, two_sum};
-use super::{Map, lanes};
+use super::round::RN;
+use super::{Map, exact, lanes};
 
 #[inline(always)]
 fn canonical(x: f64) -> f64 {
@@ -9,50 +9,17 @@ fn canonical(x: f64) -> f64 {
     f64::from_bits(if bits << 1 > 0xffe0_0000_0000_0000 { 0x7fff_ffff_ffff_ffff } else { bits })
 }
 
-/// The exact rest of `a * b + c` beside `found`, as far as its sign matters.
-fn fused_error(a: f64, b: f64, c: f64, found: f64) -> f64 {
-    let product = a * b;
-    let low = a.mul_add(b, -product);
-    let (sum, rest) = two_sum(product, c);
-    let (head, tail) = two_sum(rest, low);
-    let (high, mid) = two_sum(sum - found, head);
-    high + (mid + tail)
-}
-
 /// `add`, `sub`, `mul`, `fma`, `div`, `rcp`, `sqrt`; the immediate is the rounding mode.
 pub(crate) fn arithmetic(op: &str, mode: u32) -> Option<Map> {
     if mode != RN {
         return Some(match op {
-            "add" => lanes!(imm; a: f64, b: f64 => f64: {
-                let (sum, error) = two_sum(a, b);
-                canonical(directed(sum, error, imm))
-            }),
-            "sub" => lanes!(imm; a: f64, b: f64 => f64: {
-                let (sum, error) = two_sum(a, -b);
-                canonical(directed(sum, error, imm))
-            }),
-            "mul" => lanes!(imm; a: f64, b: f64 => f64: {
-                let found = a * b;
-                canonical(directed(found, a.mul_add(b, -found), imm))
-            }),
-            "fma" => lanes!(imm; a: f64, b: f64, c: f64 => f64: {
-                let found = a.mul_add(b, c);
-                canonical(directed(found, fused_error(a, b, c, found), imm))
-            }),
-            "div" => lanes!(imm; a: f64, b: f64 => f64: {
-                let found = a / b;
-                let left = (-found).mul_add(b, a);
-                canonical(directed(found, if b < 0.0 { -left } else { left }, imm))
-            }),
-            "rcp" => lanes!(imm; a: f64 => f64: {
-                let found = 1.0 / a;
-                let left = (-found).mul_add(a, 1.0);
-                canonical(directed(found, if a < 0.0 { -left } else { left }, imm))
-            }),
-            "sqrt" => lanes!(imm; a: f64 => f64: {
-                let found = a.sqrt();
-                canonical(directed(found, (-found).mul_add(found, a), imm))
-            }),
+            "add" => lanes!(imm; a: f64, b: f64 => f64: canonical(exact::sum(a, b, imm))),
+            "sub" => lanes!(imm; a: f64, b: f64 => f64: canonical(exact::sum(a, -b, imm))),
+            "mul" => lanes!(imm; a: f64, b: f64 => f64: canonical(exact::product(a, b, imm))),
+            "fma" => lanes!(imm; a: f64, b: f64, c: f64 => f64: canonical(exact::fused(a, b, c, imm))),
+            "div" => lanes!(imm; a: f64, b: f64 => f64: canonical(exact::quotient(a, b, imm))),
+            "rcp" => lanes!(imm; a: f64 => f64: canonical(exact::quotient(1.0, a, imm))),
+            "sqrt" => lanes!(imm; a: f64 => f64: canonical(exact::root(a, imm))),
             _ => return None,
         });
     }

@@ -40,6 +40,10 @@ pub(crate) fn f32_to_bf16(value: f32) -> u16 {
 pub(crate) trait Format {
     fn up(bits: u16) -> f32;
     fn down(value: f32) -> u16;
+    /// `a * b` so that rounding it to the format rounds only once.
+    fn product(a: f32, b: f32) -> f32;
+    /// `a * b + c` likewise.
+    fn fused(a: f32, b: f32, c: f32) -> f32;
 }
 
 pub(crate) struct F16;
@@ -54,6 +58,14 @@ impl Format for F16 {
     fn down(value: f32) -> u16 {
         f32_to_f16(value)
     }
+    #[inline(always)]
+    fn product(a: f32, b: f32) -> f32 {
+        a * b
+    }
+    #[inline(always)]
+    fn fused(a: f32, b: f32, c: f32) -> f32 {
+        fused(a, b, c)
+    }
 }
 
 impl Format for Bf16 {
@@ -64,6 +76,22 @@ impl Format for Bf16 {
     #[inline(always)]
     fn down(value: f32) -> u16 {
         f32_to_bf16(value)
+    }
+    // With the exponents of `f32` a product can leave its range, and a sum can come back into it.
+    #[inline(always)]
+    fn product(a: f32, b: f32) -> f32 {
+        narrow_odd(f64::from(a) * f64::from(b))
+    }
+    #[inline(always)]
+    fn fused(a: f32, b: f32, c: f32) -> f32 {
+        let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
+        let sum = product + c;
+        let back = sum - product;
+        let error = (product - (sum - back)) + (c - back);
+        let bits = sum.to_bits();
+        let inexact = sum.is_finite() && error != 0.0 && bits & 1 == 0;
+        let toward = if (error > 0.0) == (sum > 0.0) { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
+        narrow_odd(f64::from_bits(if inexact { toward } else { bits }))
     }
 }
 
@@ -80,16 +108,34 @@ fn fused(a: f32, b: f32, c: f32) -> f32 {
     f32::from_bits(if inexact { toward } else { bits })
 }
 
+/// `value` rounded to odd: rounding it to a format of 16 bits rounds only once.
+#[inline(always)]
+fn narrow_odd(value: f64) -> f32 {
+    let near = value as f32;
+    let (back, bits) = (f64::from(near), near.to_bits());
+    let inexact = near.is_finite() && back != value && bits & 1 == 0;
+    let toward = if back.abs() < value.abs() { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
+    f32::from_bits(if inexact { toward } else { bits })
+}
+
 /// Flags of an instruction on 16-bit formats, in its immediate.
 pub(crate) const FTZ: u32 = 1;
 pub(crate) const SAT: u32 = 2;
 pub(crate) const RELU: u32 = 4;
 pub(crate) const NAN: u32 = 8;
 pub(crate) const XORSIGN: u32 = 16;
+/// Results that are subnormal in `f32` become zeros.
+pub(crate) const FTZ_F32: u32 = 32;
 
 #[inline(always)]
 fn flush(imm: u32, bits: u16) -> u16 {
     if imm & FTZ != 0 && bits & 0x7c00 == 0 { bits & 0x8000 } else { bits }
+}
+
+/// Both values, flushed if the immediate says so.
+#[inline(always)]
+fn signs(imm: u32, a: [u16; 2]) -> u32 {
+    u32::from(flush(imm, a[0])) | u32::from(flush(imm, a[1])) << 16
 }
 
 #[inline(always)]
@@ -147,11 +193,15 @@ macro_rules! ops {
 ops! {
     add(imm, a, b, c): a + b;
     sub(imm, a, b, c): a - b;
-    mul(imm, a, b, c): a * b;
-    fma(imm, a, b, c): fused(a, b, c);
+    mul(imm, a, b, c): T::product(a, b);
+    fma(imm, a, b, c): T::fused(a, b, c);
     min(imm, a, b, c): least(imm, a, b);
     max(imm, a, b, c): most(imm, a, b);
-    ex2(imm, a, b, c): super::approx::exp2(a);
+    ex2(imm, a, b, c): {
+        let found = super::approx::exp2(a);
+        // `.ftz` of `bf16`, which has the exponents of `f32`.
+        if imm & FTZ_F32 != 0 { super::float::flush::<true>(found) } else { found }
+    };
     tanh(imm, a, b, c): super::approx::tanh(a);
 }
 
@@ -189,8 +239,9 @@ pub(crate) fn arithmetic(op: &str, bf16: bool, packed: bool) -> Option<super::Ma
         "max" => formats!(max, 2, bf16, packed),
         "ex2" => formats!(ex2, 1, bf16, packed),
         "tanh" => formats!(tanh, 1, bf16, packed),
-        "neg" => lanes!(imm; a: u32 => u32: a ^ imm),
-        "abs" => lanes!(imm; a: u32 => u32: a & !imm),
+        // The signs' bits in the immediate, beside `FTZ`.
+        "neg" => lanes!(imm; a: [u16; 2] => u32: signs(imm, a) ^ imm & 0x8000_8000),
+        "abs" => lanes!(imm; a: [u16; 2] => u32: signs(imm, a) & !(imm & 0x8000_8000)),
         _ => return None,
     })
 }

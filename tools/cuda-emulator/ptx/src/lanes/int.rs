@@ -78,6 +78,14 @@ pub(crate) fn saturating(op: &str) -> Option<Map> {
     })
 }
 
+/// `mad24.hi.sat.s32`
+pub(crate) fn mad24_saturating() -> Map {
+    lanes!(a: i32, b: i32, c: i32 => i32: {
+        let product = i64::from(a << 8 >> 8) * i64::from(b << 8 >> 8);
+        ((product >> 16) as i32).saturating_add(c)
+    })
+}
+
 /// The high half of a product.
 pub(crate) fn mul_high(t: Int) -> Map {
     match t {
@@ -151,6 +159,19 @@ pub(crate) fn packed(op: &str, signed: bool) -> Option<Map> {
     })
 }
 
+/// `min.relu` and `max.relu` of signed types: negative results become 0.
+pub(crate) fn relu(op: &str, packed: bool) -> Option<Map> {
+    Some(match (op, packed) {
+        ("min", false) => lanes!(a: i32, b: i32 => i32: a.min(b).max(0)),
+        ("max", false) => lanes!(a: i32, b: i32 => i32: a.max(b).max(0)),
+        ("min", true) => lanes!(a: [u16; 2], b: [u16; 2] => [u16; 2]:
+            [(a[0] as i16).min(b[0] as i16).max(0) as u16, (a[1] as i16).min(b[1] as i16).max(0) as u16]),
+        ("max", true) => lanes!(a: [u16; 2], b: [u16; 2] => [u16; 2]:
+            [(a[0] as i16).max(b[0] as i16).max(0) as u16, (a[1] as i16).max(b[1] as i16).max(0) as u16]),
+        _ => return None,
+    })
+}
+
 /// `dp4a`: four products of bytes and a sum; `imm` bit 0: `a` is signed, bit 1: `b` is.
 pub(crate) fn dp4a() -> Map {
     lanes!(imm; a: u32, b: u32, c: u32 => u32: {
@@ -190,5 +211,14 @@ pub(crate) fn vabsdiff4() -> Map {
             sum = sum.wrapping_add(difference);
         }
         if imm & 1 != 0 { sum } else { bytes }
+    })
+}
+
+/// `vabsdiff2`: the same of halves of 16 bits.
+pub(crate) fn vabsdiff2() -> Map {
+    lanes!(imm; a: [u16; 2], b: [u16; 2], c: u32 => u32: {
+        let difference = |x: u16, y: u16| if imm & 2 != 0 { (x as i16).abs_diff(y as i16) } else { x.abs_diff(y) };
+        let [low, high] = [difference(a[0], b[0]), difference(a[1], b[1])].map(u32::from);
+        if imm & 1 != 0 { c.wrapping_add(low).wrapping_add(high) } else { low | high << 16 }
     })
 }

@@ -8,6 +8,7 @@ pub(crate) mod bits;
 pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod double;
+mod exact;
 pub(crate) mod float;
 pub(crate) mod half;
 pub(crate) mod int;

@@ -7,10 +7,11 @@
 mod map;
 mod region;
 mod table;
+mod virtual_addresses;
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, RwLock, RwLockReadGuard};
+use std::sync::{Arc, RwLock};
 
 pub(crate) use region::Region;
 pub use table::{Allocation, OutOfMemory};
@@ -125,16 +126,22 @@ impl Memory {
 
     /// Reads bytes for the host, written or not.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
-        let (_held, region) = self.host_range(address, bytes.len() as u64, "read")?;
-        region.read(address, bytes);
+        let table = self.table.read().unwrap();
+        for part in self.parts(&table, address, bytes.len() as u64, "read")? {
+            let at = (part.start - address) as usize;
+            part.region.read(part.start, &mut bytes[at..at + part.len as usize]);
+        }
         Ok(())
     }
 
     /// Writes bytes for the host.
     pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
-        let (_held, region) = self.host_range(address, bytes.len() as u64, "write")?;
-        region.write(address, bytes);
-        region.mark(address, bytes.len() as u64);
+        let table = self.table.read().unwrap();
+        for part in self.parts(&table, address, bytes.len() as u64, "write")? {
+            let at = (part.start - address) as usize;
+            part.region.write(part.start, &bytes[at..at + part.len as usize]);
+            part.region.mark(part.start, part.len);
+        }
         Ok(())
     }
 
@@ -143,15 +150,18 @@ impl Memory {
         if pattern.is_empty() || !len.is_multiple_of(pattern.len() as u64) {
             return Err(Fault::new(FaultKind::InvalidValue, "fill: the pattern's length does not divide the range"));
         }
-        let (_held, region) = self.host_range(address, len, "fill")?;
-        let block = pattern.repeat((4096 / pattern.len()).max(1));
-        let mut done = 0;
-        while done < len {
-            let part = &block[..block.len().min((len - done) as usize)];
-            region.write(address + done, part);
-            done += part.len() as u64;
+        let table = self.table.read().unwrap();
+        for part in self.parts(&table, address, len, "fill")? {
+            let mut block = pattern.repeat((4096 / pattern.len()).max(1));
+            block.rotate_left(((part.start - address) % pattern.len() as u64) as usize);
+            let mut done = 0;
+            while done < part.len {
+                let bytes = &block[..block.len().min((part.len - done) as usize)];
+                part.region.write(part.start + done, bytes);
+                done += bytes.len() as u64;
+            }
+            part.region.mark(part.start, part.len);
         }
-        region.mark(address, len);
         Ok(())
     }
 
@@ -162,14 +172,12 @@ impl Memory {
 
     /// Copies `len` bytes of `source`'s memory at `from` to this memory at `to`, and which of them are written.
     pub fn copy_from(&self, to: u64, source: &Memory, from: u64, len: u64) -> Result<(), Fault> {
-        let (_held, source) = source.host_range(from, len, "copy from")?;
-        let target = {
-            // Taken after the source's: a waiting writer must not come between two reads of one lock.
-            let table = if std::ptr::eq(self, _held.0) { None } else { Some(self.table.read().unwrap()) };
-            let table = table.as_deref().unwrap_or(&_held.1);
-            self.checked(table, to, len, "copy to")?
-        };
-        target.copy(to, &source, from, len);
+        let source_table = source.table.read().unwrap();
+        let sources = source.parts(&source_table, from, len, "copy from")?;
+        // Taken after the source's: a waiting writer must not come between two reads of one lock.
+        let own_table = if std::ptr::eq(self, source) { None } else { Some(self.table.read().unwrap()) };
+        let targets = self.parts(own_table.as_deref().unwrap_or(&source_table), to, len, "copy to")?;
+        virtual_addresses::copy(&targets, &sources);
         Ok(())
     }
 
@@ -250,7 +258,7 @@ impl Memory {
         if allocation.host {
             return Region::of_host(allocation.address, allocation.size);
         }
-        let offset = (allocation.address - self.base()) as usize;
+        let offset = (allocation.backing.unwrap_or(allocation.address) - self.base()) as usize;
         let traces = [0, 1].map(|map: usize| self.traces[map].at(offset / SHARE));
         let (data, written) = (self.data.at(offset), self.written.at(offset / 8));
         Region::of_device(allocation.address, allocation.size, data, written, traces)
@@ -267,27 +275,7 @@ impl Memory {
     pub(crate) fn explain(&self, address: u64, len: u64, verb: &str) -> Fault {
         self.table.read().unwrap().explain(address, len, verb)
     }
-
-    /// Like [`Memory::region`], with the lock that keeps the range allocated.
-    #[allow(clippy::type_complexity)]
-    fn host_range(&self, address: u64, len: u64, verb: &str) -> Result<(Held<'_>, Region), Fault> {
-        let table = self.table.read().unwrap();
-        let region = self.checked(&table, address, len, verb)?;
-        Ok((Held(self, table), region))
-    }
-
-    fn checked(&self, table: &Table, address: u64, len: u64, verb: &str) -> Result<Region, Fault> {
-        match table.find(address) {
-            Some(found) if len <= found.size && address + len <= found.address + found.size => {
-                Ok(self.region_of(found))
-            }
-            _ => Err(table.explain(address, len, verb)),
-        }
-    }
 }
-
-/// A memory and the lock of its table.
-struct Held<'a>(&'a Memory, RwLockReadGuard<'a, Table>);
 
 #[cfg(test)]
 mod tests;

@@ -23,11 +23,17 @@ pub struct Allocation {
     pub origin: String,
     /// Whether this is host memory that was registered.
     pub host: bool,
+    /// Where its bytes are if it is a mapping of memory that was made apart.
+    pub(super) backing: Option<u64>,
 }
 
 impl fmt::Display for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.host { "host memory" } else { "allocation" };
+        let kind = match (self.host, self.backing) {
+            (true, _) => "host memory",
+            (_, Some(_)) => "mapping",
+            _ => "allocation",
+        };
         write!(f, "{kind} #{} of {} bytes at {:#x}, made by {}", self.id, self.size, self.address, self.origin)
     }
 }
@@ -48,6 +54,13 @@ impl fmt::Display for OutOfMemory {
 }
 
 impl std::error::Error for OutOfMemory {}
+
+/// What an address stands for.
+struct Place {
+    size: u64,
+    host: bool,
+    backing: Option<u64>,
+}
 
 #[derive(Debug)]
 pub(super) struct Table {
@@ -77,10 +90,30 @@ impl Table {
     }
 
     pub fn alloc(&mut self, size: u64, align: u64, origin: &str) -> Result<u64, OutOfMemory> {
+        let address = self.back(size, align)?;
+        self.insert(address, Place { size, host: false, backing: None }, origin);
+        Ok(address)
+    }
+
+    /// Bytes at no address that anyone may use, until they are mapped.
+    pub fn back(&mut self, size: u64, align: u64) -> Result<u64, OutOfMemory> {
         let none = OutOfMemory { size, free: self.total - self.used };
         if size > none.free {
             return Err(none);
         }
+        let address = self.take(size, align).ok_or(none)?;
+        self.used += size;
+        Ok(address)
+    }
+
+    /// Takes back [`Table::back`].
+    pub fn drop_back(&mut self, address: u64, size: u64) {
+        self.used -= size;
+        self.give(address, size);
+    }
+
+    /// Takes a range out of those that are free.
+    pub fn take(&mut self, size: u64, align: u64) -> Option<u64> {
         let (align, room) = (align.next_power_of_two().max(GRAIN), Self::room(size));
         let fits = |(&start, &len): (&u64, &u64)| {
             let address = start.next_multiple_of(align);
@@ -93,8 +126,7 @@ impl Table {
         });
         let (start, len, address) = within
             .or_else(|| self.holes.range(self.next..).find_map(fits))
-            .or_else(|| self.holes.iter().find_map(fits))
-            .ok_or(none)?;
+            .or_else(|| self.holes.iter().find_map(fits))?;
         self.holes.remove(&start);
         if address > start {
             self.holes.insert(start, address - start);
@@ -104,19 +136,32 @@ impl Table {
             self.holes.insert(end, hole_end - end);
         }
         self.next = end;
-        self.used += size;
         while let Some((&old, _)) =
             self.freed.range(..end).next_back().filter(|(_, old)| old.address + old.size > address)
         {
             self.freed.remove(&old);
         }
-        self.insert(address, size, origin, false);
-        Ok(address)
+        Some(address)
     }
 
-    fn insert(&mut self, address: u64, size: u64, origin: &str, host: bool) {
+    fn insert(&mut self, address: u64, place: Place, origin: &str) {
         self.ids += 1;
-        self.live.insert(address, Allocation { id: self.ids, address, size, origin: origin.to_owned(), host });
+        let Place { size, host, backing } = place;
+        self.live.insert(address, Allocation { id: self.ids, address, size, origin: origin.to_owned(), host, backing });
+    }
+
+    /// Lets a range of addresses be that of bytes that [`Table::back`] made.
+    pub fn map(&mut self, address: u64, size: u64, backing: u64, origin: &str) {
+        self.insert(address, Place { size, host: false, backing: Some(backing) }, origin);
+    }
+
+    /// Takes back [`Table::map`]; whether there was a mapping.
+    pub fn unmap(&mut self, address: u64) -> bool {
+        let is = self.live.get(&address).is_some_and(|found| found.backing.is_some());
+        if is && let Some(old) = self.live.remove(&address) {
+            self.freed.insert(address, old);
+        }
+        is
     }
 
     fn room(size: u64) -> u64 {
@@ -125,7 +170,8 @@ impl Table {
 
     /// Frees, and returns the size.
     pub fn free(&mut self, address: u64) -> Result<u64, Fault> {
-        let Some(allocation) = self.live.get(&address).filter(|allocation| !allocation.host) else {
+        let ours = |allocation: &&Allocation| !allocation.host && allocation.backing.is_none();
+        let Some(allocation) = self.live.get(&address).filter(ours) else {
             let what = match (self.freed.get(&address), self.find(address)) {
                 (Some(freed), _) => format!("{address:#x} was freed already: {freed}"),
                 (None, Some(inside)) => format!("{address:#x} is not the start of {inside}"),
@@ -136,7 +182,12 @@ impl Table {
         let size = allocation.size;
         let allocation = self.live.remove(&address).expect("just found");
         self.freed.insert(address, allocation);
-        self.used -= size;
+        self.drop_back(address, size);
+        Ok(size)
+    }
+
+    /// Gives back what [`Table::take`] took.
+    pub fn give(&mut self, address: u64, size: u64) {
         let (mut start, mut end) = (address, address + Self::room(size));
         if let Some((&before, &len)) = self.holes.range(..start).next_back()
             && before + len == start
@@ -148,11 +199,10 @@ impl Table {
             end += len;
         }
         self.holes.insert(start, end - start);
-        Ok(size)
     }
 
     pub fn register(&mut self, address: u64, size: u64, origin: &str) {
-        self.insert(address, size, origin, true);
+        self.insert(address, Place { size, host: true, backing: None }, origin);
     }
 
     pub fn unregister(&mut self, address: u64) -> Result<(), Fault> {

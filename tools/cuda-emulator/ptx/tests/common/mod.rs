@@ -109,6 +109,38 @@ impl Card {
     }
 }
 
+/// Runs lines that leave 32-bit results in `%r1`, each given with its result.
+pub fn table(cases: &[(&str, u32)]) {
+    let mut body = String::new();
+    for (i, (code, _)) in cases.iter().enumerate() {
+        body += &format!("{{ {code} }}\nst.global.u32 [%rd0+{}], %r1;\n", 4 * i);
+    }
+    let card = Card::kernel(&(body + "ret;"));
+    let out = card.buffer(&vec![0u32; cases.len()]);
+    card.run(1, out).unwrap_or_else(|fault| panic!("{fault}"));
+    for ((code, expected), found) in cases.iter().zip(card.read::<u32>(out, cases.len())) {
+        assert_eq!(found, *expected, "{code}: {found:#x}, not {expected:#x}");
+    }
+}
+
+/// Code that leaves the low and the high half of `%rd1`.
+fn halves(code: &str) -> (String, String) {
+    (format!("{code} cvt.u32.u64 %r1, %rd1;"), format!("{code} shr.u64 %rd1, %rd1, 32; cvt.u32.u64 %r1, %rd1;"))
+}
+
+/// Runs lines that leave 64-bit results in `%rd1`, each given with its result.
+pub fn wide(cases: &[(&str, u64)]) {
+    let all: Vec<(String, u32)> = cases
+        .iter()
+        .flat_map(|(code, value)| {
+            let (low, high) = halves(code);
+            [(low, *value as u32), (high, (*value >> 32) as u32)]
+        })
+        .collect();
+    let all: Vec<(&str, u32)> = all.iter().map(|(code, value)| (code.as_str(), *value)).collect();
+    table(&all);
+}
+
 /// Numbers that look random, from 0 to 1.
 pub fn random(count: usize) -> Vec<f32> {
     let mut state = 1u32;

@@ -1,0 +1,76 @@
+//! Which cards have an instruction: what a module's `.target` names has to be among them.
+
+use super::function::{Op, Result};
+use crate::parse::ast::Operand;
+
+/// Ten times the compute capability's digits, and 1 more where only the card itself will do: `sm_80` is 800, `sm_90a` 901.
+pub(super) type Target = u32;
+const SM_80: Target = 800;
+const SM_86: Target = 860;
+const SM_89: Target = 890;
+pub(super) const SM_90: Target = 900;
+const SM_90A: Target = 901;
+const SM_100: Target = 1000;
+
+/// The target that a module's text names; unknown ones have everything.
+pub(super) fn of_module(text: &str) -> Target {
+    let line = text.lines().map(str::trim_start).find_map(|line| line.strip_prefix(".target"));
+    let name = line.and_then(|line| line.split([',', ' ', '\t', ';']).find(|word| word.starts_with("sm_")));
+    let digits = name.unwrap_or_default().trim_start_matches("sm_");
+    let number: Option<u32> = digits.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok();
+    number.map_or(u32::MAX, |number| 10 * number + u32::from(digits.ends_with(|c: char| c.is_ascii_alphabetic())))
+}
+
+/// Refuses what the target lacks.
+pub(super) fn check(target: Target, needed: Target) -> Result<()> {
+    let has = if needed.is_multiple_of(10) { target >= needed } else { target == needed || target == u32::MAX };
+    let letter = if needed.is_multiple_of(10) { "" } else { "a" };
+    if has { Ok(()) } else { Err(format!("the module's '.target' lacks this: it needs sm_{}{letter}", needed / 10)) }
+}
+
+/// The least target that has an instruction, or 8.0, which all emulated cards have.
+pub(super) fn needed(op: &Op<'_>, args: &[Operand<'_>]) -> Target {
+    let any = |words: &[&str]| words.iter().any(|word| op.has(word));
+    let bf16 = any(&["bf16", "bf16x2"]);
+    let halves = any(&["u16x2", "s16x2"]);
+    let vector = any(&["v2", "v4", "v8"]);
+    let scope = any(&["cluster", "shared::cluster"]);
+    match op.name {
+        "wgmma" | "setmaxnreg" => SM_90A,
+        "mapa" | "getctarank" | "elect" | "stmatrix" | "griddepcontrol" => SM_90,
+        "cp" if op.has("bulk") => SM_90,
+        "st" | "red" if op.has("async") => SM_90,
+        "fence" if op.has("proxy") && !op.has("alias") => SM_90,
+        "atom" | "red" if bf16 || vector || op.has("b128") => SM_90,
+        "ld" | "st" if op.has("v8") && any(&["b32", "u32", "s32", "f32"]) => SM_100,
+        "ld" | "st" if op.has("v4") && any(&["b64", "u64", "s64", "f64"]) => SM_100,
+        "ld" | "st" | "atom" | "red" | "fence" | "barrier" if scope => SM_90,
+        "mbarrier" => {
+            let counted = args.len() > 2 && any(&["arrive", "arrive_drop"]) && !op.has("noComplete");
+            let newer = any(&["try_wait", "expect_tx", "complete_tx", "relaxed"]);
+            if scope || counted || newer { SM_90 } else { SM_80 }
+        }
+        "add" | "sub" | "mul" | "ex2" | "tanh" | "set" | "setp" if bf16 || halves => SM_90,
+        "min" | "max" if args.len() == 4 => SM_100,
+        "min" | "max" if halves || op.has("relu") => SM_90,
+        "min" | "max" if op.has("xorsign") => SM_86,
+        "cvt" => conversion(op),
+        _ => SM_80,
+    }
+}
+
+fn conversion(op: &Op<'_>) -> Target {
+    match op.types()[..] {
+        ["tf32", _] if !op.has("rna") => {
+            if op.has("satfinite") {
+                SM_100
+            } else {
+                SM_90
+            }
+        }
+        [to, from] if [to, from].iter().any(|of| matches!(*of, "e4m3x2" | "e5m2x2")) => SM_89,
+        ["bf16" | "bf16x2", "f32"] | ["f32", "bf16"] => SM_80,
+        [to, from] if to == "bf16" || from == "bf16" => SM_90,
+        _ => SM_80,
+    }
+}
