@@ -10,9 +10,10 @@ use crate::unit::{AnyUnit, Bound, Initializer, ParameterRules, ShapeOf, Units, V
 use crate::{FsdpConfig, FsdpError, Wrap};
 use burn::tensor::{Gradients, Tensor};
 use comm::{Cut, FirstError};
-use fused::weight_gradients::Place;
+use fused::weight_gradients::{GradientBuffer, Place};
 use std::any::Any;
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 /// The modules that are kept, gathered and freed together: one, or several with [`Wrap::Size`].
 pub(crate) struct Modules {
@@ -200,7 +201,7 @@ impl BoundModules {
 
     /// Returns the places where the parameters' gradients go on a device; `next` returns the buffer of each in visiting
     /// order, and its offset there.
-    pub fn places(&self, mut next: impl FnMut() -> (Option<Tensor<1>>, usize)) -> Vec<Place> {
+    pub fn places(&self, mut next: impl FnMut() -> (Option<Rc<GradientBuffer>>, usize)) -> Vec<Place> {
         let mut places = vec![];
         self.0.iter().for_each(|member| member.places(&mut next, &mut places));
         places

@@ -13,8 +13,9 @@ use crate::weights::Flat;
 use crate::{FsdpConfig, Layout, ParamLayout, Strategy};
 use burn::tensor::{DType, Tensor};
 use comm::{CommError, Communicator, Reduce, hand_over};
-use fused::weight_gradients;
+use fused::weight_gradients::GradientBuffer;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// A class of a unit's parameters at rest: this rank's share of them, of their gradients and of the optimizer state. It
 /// is empty for a unit that the rank's stage does not hold.
@@ -139,12 +140,9 @@ impl FlatShard {
         self.layout.params()[i].offset
     }
 
-    /// On a device, a buffer of zeros for the gradients of all parameters: padding and parameters without a gradient stay
-    /// zero.
-    pub fn gradient_buffer(&self) -> Option<Tensor<1>> {
-        let options = (&self.plan.device, self.plan.param.dtype());
-        let make = || Tensor::zeros([self.layout.padded_len()], options);
-        weight_gradients::are_written_into(&self.plan.device).then(make)
+    /// A buffer for the gradients of all parameters, if products can write into it.
+    pub fn gradient_buffer(&self) -> Option<Rc<GradientBuffer>> {
+        GradientBuffer::new(self.layout.padded_len(), self.plan.param.dtype(), &self.plan.device)
     }
 
     /// Returns the gradients of all parameters, or of this rank's parts of them, in one buffer: the given one, or a new

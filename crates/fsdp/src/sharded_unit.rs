@@ -158,7 +158,8 @@ impl ShardedUnit {
             (buffers[*class].clone(), self.classes[*class].offset(*i))
         };
         let places = if buffers.iter().any(Option::is_some) { bound.places(next) } else { vec![] };
-        (written_into(places, backward), buffers)
+        let result = written_into(places, backward);
+        (result, buffers.iter().map(|buffer| buffer.as_ref()?.written()).collect())
     }
 
     /// Flattens the gradients of all parameters, given in visiting order, into one buffer per class: those of the

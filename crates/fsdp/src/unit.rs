@@ -9,10 +9,11 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
 use comm::Cut;
 use comm::FirstError;
-use fused::weight_gradients::Place;
+use fused::weight_gradients::{GradientBuffer, Place};
 use std::any::Any;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// A model as units and the calls that a forward makes to them; `B` is the batch, which only the calls inspect.
 ///
@@ -275,7 +276,7 @@ pub(crate) trait Bound {
 
     /// Adds the places where the parameters' gradients go on a device; `next` returns the buffer of each parameter and
     /// its offset there.
-    fn places(&self, next: &mut dyn FnMut() -> (Option<Tensor<1>>, usize), places: &mut Vec<Place>);
+    fn places(&self, next: &mut dyn FnMut() -> (Option<Rc<GradientBuffer>>, usize), places: &mut Vec<Place>);
 
     /// Returns the gradients of the parameters, flat; `None` if the loss does not depend on a parameter.
     fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Tensor<1>>>;
@@ -334,7 +335,7 @@ impl<M: Module + 'static> Bound for BoundModule<M> {
         leaves.0
     }
 
-    fn places(&self, next: &mut dyn FnMut() -> (Option<Tensor<1>>, usize), places: &mut Vec<Place>) {
+    fn places(&self, next: &mut dyn FnMut() -> (Option<Rc<GradientBuffer>>, usize), places: &mut Vec<Place>) {
         self.0.visit(&mut Places { next, places });
     }
 
@@ -364,14 +365,14 @@ impl ModuleVisitor for Leaves {
 }
 
 struct Places<'a> {
-    next: &'a mut dyn FnMut() -> (Option<Tensor<1>>, usize),
+    next: &'a mut dyn FnMut() -> (Option<Rc<GradientBuffer>>, usize),
     places: &'a mut Vec<Place>,
 }
 
 impl ModuleVisitor for Places<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let (flat, start) = (self.next)();
-        self.places.extend(flat.and_then(|flat| Place::new(&param.val(), &flat, start)));
+        let (buffer, start) = (self.next)();
+        self.places.extend(buffer.and_then(|buffer| Place::new(&param.val(), &buffer, start)));
     }
 }
 

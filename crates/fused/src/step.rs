@@ -25,7 +25,7 @@ pub trait Gradient<B: Backend, const N: usize>: Clone + Debug + Send + Sync + 's
         self
     }
 
-    /// The weight's gradient, in the elements from `start` on of `flat` where the operation can write it there.
+    /// The weight's gradient, written into `flat` from element `start` on if the operation can.
     fn of_weight_into(self, d_y: FloatTensor<B>, flat: FloatTensor<B>, start: usize) -> FloatTensor<B> {
         let _ = (flat, start);
         of_weight::<B, Self, N>(self, d_y)
@@ -60,7 +60,9 @@ pub fn step<B: Backend, C: CheckpointStrategy, G: Gradient<B, N>, const N: usize
                 let place = if deferred { None } else { weight_gradients::take::<FloatTensor<B>>(id) };
                 if deferred || place.is_some() {
                     wanted[i] = false;
-                    let (state, d_y) = (ops.state.clone().of_weight_alone(), d_y.clone());
+                    let (state, d_y) = (ops.state.clone(), d_y.clone());
+                    // What waits should keep little.
+                    let state = if deferred { state.of_weight_alone() } else { state };
                     let weight = move |gradients: &mut Gradients| {
                         let gradient = match place.or_else(|| weight_gradients::take(id)) {
                             Some((flat, start)) => state.of_weight_into(d_y, flat, start),

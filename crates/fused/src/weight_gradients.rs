@@ -1,4 +1,4 @@
-//! Gradients of weights that a backward on a device writes straight into the caller's buffer.
+//! Gradients of weights that a backward on a device writes straight into a flat buffer.
 //!
 //! ```text
 //! otherwise        x^T dy ─> its own tensor ─> copied to its place by `flatten`
@@ -9,15 +9,23 @@
 //! unit's gradients exist twice.
 
 use burn::backend::autodiff::NodeId;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
+use std::rc::Rc;
 
-/// A weight's place in a flat buffer.
+/// A buffer for the gradients of several weights, allocated when the first product writes into it.
+pub struct GradientBuffer {
+    len: usize,
+    dtype: DType,
+    device: Device,
+    zeros: OnceCell<Tensor<1>>,
+}
+
+/// A weight's place in a [`GradientBuffer`].
 pub struct Place {
     leaf: NodeId,
-    /// The buffer as a tensor of the backend under autodiff.
-    flat: Box<dyn Any>,
+    buffer: Rc<GradientBuffer>,
     start: usize,
 }
 
@@ -26,30 +34,63 @@ thread_local! {
     static PLACES: RefCell<Vec<Place>> = const { RefCell::new(vec![]) };
 }
 
+impl GradientBuffer {
+    /// A buffer of `len` zeros; `None` on the CPU, and with several CubeCL streams per device. CubeCL then orders a
+    /// kernel after the allocation of the memory it reads, and not after other kernels that have written it since.
+    pub fn new(len: usize, dtype: DType, device: &Device) -> Option<Rc<Self>> {
+        let buffer = Self { len, dtype, device: device.clone(), zeros: OnceCell::new() };
+        is_supported(device).then(|| Rc::new(buffer))
+    }
+
+    /// The buffer, if a gradient was written into it; elements that no gradient covers are zeros.
+    pub fn written(&self) -> Option<Tensor<1>> {
+        self.zeros.get().cloned()
+    }
+
+    fn tensor(&self) -> Tensor<1> {
+        self.zeros.get_or_init(|| Tensor::zeros([self.len], (&self.device, self.dtype))).clone()
+    }
+}
+
+#[cfg(feature = "cubecl")]
+fn is_supported(device: &Device) -> bool {
+    use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
+
+    *device != Device::flex() && CubeClRuntimeConfig::get().streaming.max_streams == 1
+}
+
+#[cfg(not(feature = "cubecl"))]
+fn is_supported(_: &Device) -> bool {
+    false
+}
+
 impl Place {
-    /// The place of the gradient of `leaf` in `flat`, from element `start` on; `None` on the CPU, and for a tensor that
-    /// no graph tracks.
-    pub fn new<const D: usize>(leaf: &Tensor<D>, flat: &Tensor<1>, start: usize) -> Option<Self> {
+    /// The place of the gradient of `leaf` in `buffer`, from element `start` on; `None` for a tensor that no graph
+    /// tracks.
+    pub fn new<const D: usize>(leaf: &Tensor<D>, buffer: &Rc<GradientBuffer>, start: usize) -> Option<Self> {
         #[cfg(feature = "cubecl")]
         {
             use burn::backend::autodiff::Autodiff;
             use burn_cubecl::Cube;
 
             let leaf = leaf.clone().try_into_primitive::<Autodiff<Cube>>().ok()?.id();
-            let flat = Box::new(flat.clone().try_into_primitive::<Cube>().ok()?);
-            Some(Self { leaf, flat, start })
+            Some(Self { leaf, buffer: buffer.clone(), start })
         }
         #[cfg(not(feature = "cubecl"))]
         {
-            let _ = (leaf, flat, start);
+            let _ = (leaf, buffer, start);
             None
         }
     }
-}
 
-/// Whether gradients can be [`written_into`] a buffer on this device; on the CPU they cannot.
-pub fn are_written_into(device: &Device) -> bool {
-    cfg!(feature = "cubecl") && *device != Device::flex()
+    /// The buffer, as a tensor of the backend under autodiff, and the offset in it.
+    fn open<F: Clone + 'static>(self) -> Option<(F, usize)> {
+        let flat = self.buffer.tensor();
+        #[cfg(feature = "cubecl")]
+        let flat = flat.try_into_primitive::<burn_cubecl::Cube>().ok()?;
+        let flat: Box<dyn Any> = Box::new(flat);
+        Some((*flat.downcast::<F>().ok()?, self.start))
+    }
 }
 
 /// Runs a backward that writes the gradients of these weights to their places, if the operation can: the products of
@@ -70,9 +111,9 @@ pub fn written_into<R>(places: Vec<Place>, backward: impl FnOnce() -> R) -> R {
 
 /// Takes the buffer and the offset for a leaf's gradient. A second call for the same leaf returns `None`.
 pub(crate) fn take<F: Clone + 'static>(leaf: NodeId) -> Option<(F, usize)> {
-    PLACES.with_borrow_mut(|places| {
+    let place = PLACES.with_borrow_mut(|places| {
         let found = places.iter().position(|place| place.leaf == leaf)?;
-        let Place { flat, start, .. } = places.swap_remove(found);
-        Some((*flat.downcast::<F>().ok()?, start))
-    })
+        Some(places.swap_remove(found))
+    });
+    place?.open()
 }

@@ -7,7 +7,7 @@
 mod units;
 
 use crate::cost::{Flops, Workload};
-use crate::hf::{Folder, HfError};
+use crate::hf::{Folder, HfError, Source};
 use crate::parameters::{ParameterSpec, fill};
 use crate::{Batch, DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, Initial, LanguageModel, deepseek, gpt2};
 use burn::module::{Module, ModuleVisitor};
@@ -25,8 +25,8 @@ pub(crate) use units::{add_blocks, gather_all, gather_into, main_loss};
 /// A configuration key and its value.
 pub type Size = (&'static str, usize);
 
-/// A model of some family, known by its configuration. Nothing here creates a parameter, but [`model`](Self::model) and
-/// [`units`](Self::units).
+/// A model of some family, known by its configuration. Only [`model`](Self::model) and
+/// [`add_units`](Self::add_units) create modules.
 pub trait Family {
     /// Number of blocks, without embedding and head.
     fn blocks(&self) -> usize;
@@ -107,7 +107,7 @@ pub trait HuggingFace {
     fn config(&self) -> Result<Value, HfError>;
 
     /// The tensor of a parameter, given its path.
-    fn source(&self, path: &str) -> crate::hf::Source;
+    fn source(&self, path: &str) -> Source;
 
     /// The parameters that transformers' model has; those that this one lacks are zeros.
     fn parameters(&self) -> Vec<ParameterSpec>;
@@ -204,6 +204,9 @@ impl ModelConfig {
     }
 
     /// Reads the model's configuration from a Hugging Face folder, with that of its experts.
+    ///
+    /// # Errors
+    /// If no family reads the folder's `model_type`, or the configuration is not supported.
     pub fn from_hugging_face(folder: &Folder) -> Result<(Self, Option<MoeConfig>), HfError> {
         match folder.config()["model_type"].as_str() {
             Some("gpt2") => Ok((Self::Gpt2(gpt2::hf::config(folder)?), None)),
@@ -211,12 +214,23 @@ impl ModelConfig {
                 let (shape, moe) = deepseek::hf::config(folder)?;
                 Ok((Self::DeepSeek(shape), Some(moe)))
             }
-            other => {
-                let found = other.map_or("no `model_type`".into(), |kind| format!("`model_type` \"{kind}\""));
-                Err(folder.config_error(format!("has {found}; known are gpt2, deepseek_v2 and deepseek_v3")))
-            }
+            other => Err(unknown_model_type(folder, other)),
         }
     }
+
+    /// Maps the paths of parameters to their sources in a Hugging Face folder.
+    pub(crate) fn hugging_face_names(folder: &Folder) -> Result<Box<dyn Fn(&str) -> Source>, HfError> {
+        match folder.config()["model_type"].as_str() {
+            Some("gpt2") => Ok(Box::new(gpt2::hf::names(folder))),
+            Some("deepseek_v2" | "deepseek_v3") => Ok(Box::new(deepseek::hf::names(folder))),
+            other => Err(unknown_model_type(folder, other)),
+        }
+    }
+}
+
+fn unknown_model_type(folder: &Folder, found: Option<&str>) -> HfError {
+    let found = found.map_or("no `model_type`".into(), |kind| format!("`model_type` \"{kind}\""));
+    folder.config_error(format!("has {found}; known are gpt2, deepseek_v2 and deepseek_v3"))
 }
 
 impl Default for ModelConfig {

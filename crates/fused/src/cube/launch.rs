@@ -147,24 +147,28 @@ pub fn empty_like(like: &CubeTensor) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), like.meta.shape().clone(), like.dtype)
 }
 
-/// The elements of the contiguous `flat` from `start` on, as a tensor of this shape; a new one where `flat` has another
-/// dtype, or the device cannot bind memory from there on.
+/// Returns the elements of the contiguous `flat` from `start` on as a tensor of this shape. Allocates a new tensor if
+/// `flat` has another dtype, or if the device cannot bind memory at that offset.
 pub fn part_or_empty<const D: usize>(flat: &CubeTensor, start: usize, shape: [usize; D], dtype: DType) -> CubeTensor {
     let (first, bytes) = ((start * dtype.size()) as u64, (shape.iter().product::<usize>() * dtype.size()) as u64);
-    if flat.dtype != dtype || !first.is_multiple_of(flat.client.properties().memory.alignment) {
+    let handle = flat.handle.clone().offset_start(first);
+    let alignment = flat.client.properties().memory.alignment;
+    if flat.dtype != dtype || !handle.offset_start.unwrap_or(0).is_multiple_of(alignment) {
         return empty(flat, shape, dtype);
     }
-    let handle = flat.handle.clone().offset_start(first);
     let behind = handle.size_in_used() - bytes;
     let (client, device) = (flat.client.clone(), flat.device.clone());
     CubeTensor::new_contiguous(client, device, Shape::from(shape), handle.offset_end(behind), dtype)
 }
 
-/// Whether a tensor is the elements of `flat` from `start` on, in the same memory.
+/// Whether a contiguous tensor is the elements of `flat` from `start` on, in the same memory.
 pub(crate) fn is_part(part: &CubeTensor, flat: &CubeTensor, start: usize) -> bool {
     let first = |tensor: &CubeTensor| tensor.handle.offset_start.unwrap_or(0);
     let memory = |tensor: &CubeTensor| tensor.handle.memory.descriptor().id;
-    memory(part) == memory(flat) && first(part) == first(flat) + (start * flat.dtype.size()) as u64
+    part.dtype == flat.dtype
+        && part.is_contiguous()
+        && memory(part) == memory(flat)
+        && first(part) == first(flat) + (start * flat.dtype.size()) as u64
 }
 
 /// A new contiguous tensor beside `like`, whose elements are not set.

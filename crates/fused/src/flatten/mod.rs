@@ -38,7 +38,7 @@ pub fn flatten_into(flat: Tensor<1>, parts: Vec<(usize, Tensor<1>)>) -> Tensor<1
     let ([len], dtype) = (flat.dims(), flat.dtype());
     let parts = checked(Call("flatten_into"), parts, len, dtype);
     #[cfg(feature = "cubecl")]
-    if !parts.is_empty() && crate::weight_gradients::are_written_into(&flat.device()) {
+    if !parts.is_empty() && flat.device() != Device::flex() {
         return cube::flatten(parts, Some(flat), len, dtype).expect("the parts are where the buffer is");
     }
     let put = |flat: Tensor<1>, (start, part): (usize, Tensor<1>)| {

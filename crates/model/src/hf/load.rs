@@ -1,7 +1,7 @@
 //! Loading a model's weights from a Hugging Face folder.
 
 use super::{Folder, HfError};
-use crate::{AnyModel, LanguageModel, ModelConfig, deepseek, fill, gpt2};
+use crate::{AnyModel, LanguageModel, ModelConfig, fill};
 use burn::module::Module;
 use burn::tensor::Device;
 use moe::MoeConfig;
@@ -23,7 +23,7 @@ impl Pretrained {
     pub fn load(folder: &Folder, device: &Device) -> Result<Self, HfError> {
         let (config, moe) = ModelConfig::from_hugging_face(folder)?;
         let family = config.family(moe.as_ref());
-        let source_of = names(folder);
+        let source_of = names(folder)?;
         let model = family.model(device).fill(|path, shape| values(folder, &source_of(path), shape))?;
         family.hugging_face().check(folder)?;
         drop(family);
@@ -51,11 +51,11 @@ pub enum Source {
 }
 
 /// Maps the path of a parameter in Kiln's models to its source in `folder`.
-pub fn names(folder: &Folder) -> Box<dyn Fn(&str) -> Source> {
-    match folder.config()["model_type"].as_str() {
-        Some("gpt2") => Box::new(gpt2::hf::names(folder)),
-        _ => Box::new(deepseek::hf::names(folder)),
-    }
+///
+/// # Errors
+/// If no family reads the folder's `model_type`.
+pub fn names(folder: &Folder) -> Result<Box<dyn Fn(&str) -> Source>, HfError> {
+    ModelConfig::hugging_face_names(folder)
 }
 
 /// Sets every parameter of `module` to the values of its source. `source_of` maps a parameter's field path

@@ -150,7 +150,7 @@ fn gradients<M: Module>(model: M, path: &Path) -> M {
     fs::copy(path.join("config.json"), folder.path().join("config.json")).unwrap();
     fs::copy(path.join("expected.safetensors"), folder.path().join("model.safetensors")).unwrap();
     let folder_of_weights = Folder::open(path).unwrap();
-    let name_of = names(&folder_of_weights);
+    let name_of = names(&folder_of_weights).unwrap();
     let gradient_of = |path: &str| match name_of(path) {
         Source::Same(name) => Source::Same(format!("grad.{name}")),
         Source::Transposed(name) => Source::Transposed(format!("grad.{name}")),

@@ -25,18 +25,20 @@ impl Config {
 /// stands in its own block.
 pub fn reference() -> String {
     let block = |heading: &str, yaml: &str| format!("## {heading}\n\n```yaml\n{yaml}```\n");
-    let mut families =
-        ModelConfig::families().into_iter().map(|(model, moe)| Config { model, moe, ..Config::default() });
-    let last = families.next_back().expect("there are families");
-    let of_model = |config: Config| {
-        let yaml = sections(&config).into_iter().find(|(name, _)| name == "model").map(|(_, yaml)| yaml);
-        block(&format!("`model` of type {}", config.model.type_name()), &yaml.expect("a configuration has a model"))
-    };
-    let sections = sections(&last).into_iter().map(|(name, yaml)| match &name[..] {
-        "model" => block(&format!("`model` of type {}", last.model.type_name()), &yaml),
+    let families = ModelConfig::families().into_iter();
+    let families: Vec<_> = families.map(|(model, moe)| Config { model, moe, ..Config::default() }).collect();
+    // The sections of a family with experts have all keys.
+    let whole = families.iter().rposition(|config| config.moe.is_some()).expect("a family has experts");
+    let of_model = |config: &Config, yaml: &str| block(&format!("`model` of type {}", config.model.type_name()), yaml);
+    let others = families.iter().enumerate().filter(|(i, _)| *i != whole).map(|(_, config)| {
+        let model = sections(config).into_iter().find(|(name, _)| name == "model");
+        of_model(config, &model.expect("a configuration has a model").1)
+    });
+    let all = sections(&families[whole]).into_iter().map(|(name, yaml)| match &name[..] {
+        "model" => of_model(&families[whole], &yaml),
         name => block(&format!("`{name}`"), &yaml),
     });
-    families.map(of_model).chain(sections).collect::<Vec<_>>().join("\n")
+    others.chain(all).collect::<Vec<_>>().join("\n")
 }
 
 /// Each section's name and YAML.

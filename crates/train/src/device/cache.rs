@@ -9,8 +9,9 @@ use cubecl::environment;
 /// be called before the first use of a device.
 ///
 /// With one stream per thread, a thread may write a tensor in place while another thread's earlier kernel still reads
-/// it: CubeCL 0.11.3 orders a kernel after those that wrote its inputs, but not after those that read its outputs. Two
-/// ranks on one device then had losses that differed from run to run. One stream also has one memory pool.
+/// it: CubeCL 0.11.3 orders a kernel after the allocation of its inputs, but not after other streams' kernels that have
+/// written them since, or that read its outputs. Two ranks on one device then had losses that differed from run to run.
+/// One stream also has one memory pool.
 ///
 /// `cubecl.toml` files are ignored. CubeCL would read one from the current folder or its parents, which may be a run
 /// folder of unknown origin, and such a file decides which files are written. Environment variables do apply.

@@ -1,6 +1,6 @@
 //! The kernels with typical compile-time values, to compile without a GPU.
 
-use super::rows::{StridesCompilationArg, RuleCompilationArg, Widths};
+use super::rows::{RuleCompilationArg, StridesCompilationArg, Widths};
 use super::small::{mean_kernel, over_heads_kernel};
 use super::{mma, simt};
 use crate::cube::offline::{KernelCase, buffer};
