@@ -204,6 +204,13 @@ pub const CASES: &[Case] = &[
         let flat = fused::flatten(parts, len, dtype, &Device::flex());
         draw.output(flat, [len]);
     }),
+    ("flatten_into", |draw| {
+        let (a, b, dtype) = (draw.size(5), draw.size(5), draw.dtype());
+        let parts = vec![(1, draw.plain([a], dtype)), (draw.number(1 + a), draw.plain([b], DType::F32))];
+        let len = draw.number(a + b + 3);
+        let flat = fused::flatten_into(Tensor::zeros([len], (&Device::flex(), dtype)), parts);
+        draw.output(flat, [len]);
+    }),
     ("clip_factor", |draw| {
         let (len, limit) = (draw.size(5) + 1, draw.coin().then_some(1.0));
         let factor = fused::clip_factor(draw.plain([len], DType::F32), ClipRule { count: 2.0, limit });
@@ -264,8 +271,12 @@ pub const WITHOUT: &[(&str, &str)] = &[
     ("backward_of_inputs", "of the tape: takes a loss"),
     ("Deferred::is_empty", "no arguments"),
     ("Deferred::backward", "no arguments"),
-    ("defers", "a number"),
+    ("defers", "no arguments"),
     ("defer", "a function"),
+    ("GradientBuffer::new", "a length; there is none on the CPU"),
+    ("GradientBuffer::written", "no arguments"),
+    ("Place::new", "of a buffer, which there is none of on the CPU"),
+    ("written_into", "places, and a function"),
     ("Call::shape", "what the checks are made of"),
     ("Call::not_empty", "what the checks are made of"),
     ("Call::width", "what the checks are made of"),
