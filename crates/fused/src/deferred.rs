@@ -158,10 +158,10 @@ mod tests {
                 let flat = |of: Tensor<2>| of.into_data();
                 return [x, twice, cut].map(|leaf| flat(leaf.grad(&gradients).unwrap()));
             }
-            let (mut now, put_off) = backward_of_inputs(&loss);
-            assert_eq!(put_off.0.len(), 2, "both uses of one weight");
+            let (mut now, deferred) = backward_of_inputs(&loss);
+            assert_eq!(deferred.0.len(), 2, "both uses of one weight");
             assert!(twice.grad(&now).is_none() && bias.grad(&now).is_some() && cut.grad(&now).is_some());
-            let mut later = put_off.backward();
+            let mut later = deferred.backward();
             [x.grad_remove(&mut now), twice.grad_remove(&mut later), cut.grad_remove(&mut now)]
                 .map(|gradient| gradient.unwrap().into_data())
         };

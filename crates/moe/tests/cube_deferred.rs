@@ -70,10 +70,10 @@ fn whole(dtype: DType, device: &Device) -> Vec<Vec<f32>> {
 
 fn in_parts(dtype: DType, device: &Device) -> Vec<Vec<f32>> {
     let graph = graph(dtype, device);
-    let (now, put_off) = backward_of_inputs(&graph.loss);
-    assert!(!put_off.is_empty());
+    let (now, deferred) = backward_of_inputs(&graph.loss);
+    assert!(!deferred.is_empty());
     assert!(graph.weights.iter().all(|weight| weight.grad(&now).is_none()) && graph.experts.grad(&now).is_none());
-    let later = put_off.backward();
+    let later = deferred.backward();
     assert!(graph.x.grad(&later).is_none());
     graph.gradients(&now, &later)
 }

@@ -10,8 +10,8 @@
 /// Panics if there are fewer items than places, or no places.
 ///
 /// ```
-/// An embedding that costs nothing, six blocks, and a head that costs as much as two blocks.
-/// assert_eq!(schedule::deal(&[0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0], 4), [3, 2, 2, 1]);
+/// // An embedding that costs nothing, six blocks, and a head that costs as much as two blocks.
+/// assert_eq!(schedule::partition(&[0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0], 4), [3, 2, 2, 1]);
 /// ```
 pub fn partition(costs: &[f64], places: usize) -> Vec<usize> {
     assert!(0 < places && places <= costs.len(), "{} things for {places} places", costs.len());
