@@ -7,7 +7,7 @@
 mod units;
 
 use crate::cost::{Flops, Workload};
-use crate::hf::{Folder, HfError, Source};
+use crate::hf::{Folder, HfError, Source, SourceOf};
 use crate::parameters::{ParameterSpec, fill};
 use crate::{Batch, DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, Initial, LanguageModel, deepseek, gpt2};
 use burn::module::{Module, ModuleVisitor};
@@ -219,7 +219,7 @@ impl ModelConfig {
     }
 
     /// Maps the paths of parameters to their sources in a Hugging Face folder.
-    pub(crate) fn hugging_face_names(folder: &Folder) -> Result<Box<dyn Fn(&str) -> Source>, HfError> {
+    pub(crate) fn hugging_face_names(folder: &Folder) -> Result<SourceOf, HfError> {
         match folder.config()["model_type"].as_str() {
             Some("gpt2") => Ok(Box::new(gpt2::hf::names(folder))),
             Some("deepseek_v2" | "deepseek_v3") => Ok(Box::new(deepseek::hf::names(folder))),

@@ -43,7 +43,7 @@ pub fn flatten_into(flat: Tensor<1>, parts: Vec<(usize, Tensor<1>)>) -> Tensor<1
     }
     let put = |flat: Tensor<1>, (start, part): (usize, Tensor<1>)| {
         let end = start + part.dims()[0];
-        flat.slice_assign([start..end], part.cast(dtype))
+        flat.slice_assign(start..end, part.cast(dtype))
     };
     parts.into_iter().fold(flat, put)
 }

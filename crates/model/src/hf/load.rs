@@ -50,11 +50,14 @@ pub enum Source {
     TransposedExperts(String, String),
 }
 
+/// Maps the path of a parameter to its source.
+pub type SourceOf = Box<dyn Fn(&str) -> Source>;
+
 /// Maps the path of a parameter in Kiln's models to its source in `folder`.
 ///
 /// # Errors
 /// If no family reads the folder's `model_type`.
-pub fn names(folder: &Folder) -> Result<Box<dyn Fn(&str) -> Source>, HfError> {
+pub fn names(folder: &Folder) -> Result<SourceOf, HfError> {
     ModelConfig::hugging_face_names(folder)
 }
 

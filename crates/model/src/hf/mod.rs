@@ -9,7 +9,7 @@ mod load;
 
 pub use export::{Dtype, ExportOptions, Summary, export};
 pub use folder::Folder;
-pub use load::{Pretrained, Source, bind, names};
+pub use load::{Pretrained, Source, SourceOf, bind, names};
 
 use std::path::PathBuf;
 
