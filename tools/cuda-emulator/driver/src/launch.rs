@@ -55,6 +55,7 @@ pub fn options() -> ptx::Options {
         races: checked("races"),
         divergent_barriers: checked("divergent_barriers"),
         partial_stores: checked("partial_stores"),
+        shared_bounds: checked("shared_bounds"),
         exited_barriers: set.checks.iter().any(|on| on == "+exited_barriers"),
         seed: (set.seed != 0).then_some(set.seed),
         threads: set.threads,

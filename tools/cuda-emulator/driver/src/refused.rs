@@ -41,8 +41,7 @@ refused! {
         cuTexRefSetMipmapLevelClamp cuTexRefSetMipmappedArray;
     "memory shared between processes":
         cuIpcCloseMemHandle cuIpcGetEventHandle cuIpcGetMemHandle cuIpcOpenEventHandle cuIpcOpenMemHandle
-        cuIpcOpenMemHandle_v2 cuMemExportToShareableHandle cuMemGetHandleForAddressRange
-        cuMemImportFromShareableHandle cuMemPoolExportPointer cuMemPoolExportToShareableHandle
+        cuIpcOpenMemHandle_v2 cuMemGetHandleForAddressRange cuMemPoolExportPointer cuMemPoolExportToShareableHandle
         cuMemPoolImportFromShareableHandle cuMemPoolImportPointer;
     "memory and semaphores of other programs":
         cuDestroyExternalMemory cuDestroyExternalSemaphore cuDeviceGetNvSciSyncAttributes
@@ -56,6 +55,8 @@ refused! {
         cuEGLStreamConsumerConnect cuEGLStreamProducerConnect cuGLCtxCreate_v2 cuGLGetDevices_v2 cuGLInit
         cuGraphicsEGLRegisterImage cuGraphicsGLRegisterBuffer cuGraphicsGLRegisterImage
         cuGraphicsVDPAURegisterOutputSurface cuGraphicsVDPAURegisterVideoSurface cuVDPAUCtxCreate_v2 cuVDPAUGetDevice;
+    "profiles":
+        cuProfilerInitialize;
     "objects for several cards":
         cuLaunchCooperativeKernelMultiDevice cuMulticastAddDevice cuMulticastBindAddr cuMulticastBindMem
         cuMulticastCreate cuMulticastGetGranularity cuMulticastUnbind;
@@ -88,10 +89,6 @@ refused! {
     "launches before CUDA 4":
         cuCtxAttach cuCtxDetach cuDeviceGetProperties cuFuncSetSharedSize cuLaunch cuLaunchGrid cuLaunchGridAsync
         cuParamSetSize cuParamSetf cuParamSeti cuParamSetv;
-    "virtual memory":
-        cuMemAddressFree cuMemAddressReserve cuMemCreate cuMemGetAccess cuMemGetAllocationGranularity
-        cuMemGetAllocationPropertiesFromHandle cuMemMap cuMemRelease cuMemRetainAllocationHandle cuMemSetAccess
-        cuMemUnmap;
     "checkpoints, core dumps and logs":
         cuCheckpointProcessCheckpoint cuCheckpointProcessGetRestoreThreadId cuCheckpointProcessGetState
         cuCheckpointProcessLock cuCheckpointProcessRestore cuCheckpointProcessUnlock cuCoredumpGetAttribute

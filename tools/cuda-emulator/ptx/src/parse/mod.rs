@@ -2,6 +2,7 @@
 
 pub(crate) mod ast;
 mod body;
+mod expression;
 mod lexer;
 
 use crate::module::PtxError;
@@ -88,19 +89,6 @@ impl<'t> Parser<'t> {
                 self.fail(format!("expected an integer, found {}", self.shown()))
             }
         }
-    }
-
-    fn value(&mut self) -> Result<Value> {
-        let negative = self.eat(b'-');
-        Ok(match self.next()? {
-            Token::Int(value) => Value::Int(if negative { value.wrapping_neg() } else { value }),
-            Token::F32(bits) => Value::F32(bits ^ u32::from(negative) << 31),
-            Token::F64(bits) => Value::F64(bits ^ u64::from(negative) << 63),
-            _ => {
-                self.at -= 1;
-                return self.fail(format!("expected a number, found {}", self.shown()));
-            }
-        })
     }
 
     /// Skips the rest of a line.
