@@ -23,6 +23,7 @@ macro_rules! same {
 same! {
     cuCtxCreate => context::cuCtxCreate_v2(to: *mut CUcontext, flags: c_uint, device: CUdevice);
     cuCtxDestroy => context::cuCtxDestroy_v2(context: CUcontext);
+    cuCtxDetach => context::cuCtxDestroy_v2(context: CUcontext);
     cuCtxPopCurrent => context::cuCtxPopCurrent_v2(to: *mut CUcontext);
     cuCtxPushCurrent => context::cuCtxPushCurrent_v2(context: CUcontext);
     cuDevicePrimaryCtxRelease => context::cuDevicePrimaryCtxRelease_v2(device: CUdevice);

@@ -87,7 +87,7 @@ refused! {
         cuStreamBeginCaptureToGraph cuStreamUpdateCaptureDependencies cuStreamUpdateCaptureDependencies_v2
         cuUserObjectRelease cuUserObjectRetain;
     "launches before CUDA 4":
-        cuCtxAttach cuCtxDetach cuDeviceGetProperties cuFuncSetSharedSize cuLaunch cuLaunchGrid cuLaunchGridAsync
+        cuCtxAttach cuDeviceGetProperties cuFuncSetSharedSize cuLaunch cuLaunchGrid cuLaunchGridAsync
         cuParamSetSize cuParamSetf cuParamSeti cuParamSetv;
     "checkpoints, core dumps and logs":
         cuCheckpointProcessCheckpoint cuCheckpointProcessGetRestoreThreadId cuCheckpointProcessGetState
