@@ -9,6 +9,7 @@ mod builder;
 mod control;
 mod floating;
 mod function;
+mod indexed;
 mod modifiers;
 mod moves;
 mod names;

@@ -269,8 +269,17 @@ impl<'t> Parser<'t> {
         // The alignment of `.ptr .align 16` is the pointee's.
         let natural = element * vector;
         let align = if space == Space::Param && element == 8 { natural } else { align.unwrap_or(natural) };
-        let mut declared =
-            Declaration { space, name, align, size: 0, element: natural, external, initial: Vec::new(), line };
+        let mut declared = Declaration {
+            space,
+            name,
+            align,
+            size: 0,
+            element: natural,
+            stride: natural,
+            external,
+            initial: Vec::new(),
+            line,
+        };
         self.extent(&mut declared)?;
         declared.element = element;
         Ok(declared)
