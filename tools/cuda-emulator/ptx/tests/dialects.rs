@@ -4,7 +4,8 @@ mod common;
 
 use common::Card;
 
-/// Dr.Jit calls functions by number: a table of them that is declared after its use, indexed by a register.
+/// Dr.Jit calls functions by number: a table of them that is declared after its use, indexed by a register. One parameter
+/// comes in a register.
 #[test]
 fn a_function_is_called_by_its_number_in_a_table() {
     let card = Card::new(
@@ -13,11 +14,12 @@ fn a_function_is_called_by_its_number_in_a_table() {
 .target sm_80
 .address_size 64
 .extern .global .u64 table[2];
-.visible .func (.param .align 4 .b8 r[4]) twice(.param .align 4 .b8 p[4]) {
-    .reg .b32 %r<3>;
-    ld.param.b32 %r0, [p+0]; shl.b32 %r1, %r0, 0x1; st.param.b32 [r+0], %r1; ret;
+.global .u32 two = 2;
+.visible .func (.param .align 4 .b8 r[4]) twice(.reg .u64 data, .param .align 4 .b8 p[4]) {
+    .reg .b32 %r<3>; .reg .b64 %rd<2>;
+    ld.param.b32 %r0, [p+0]; ld.global.u32 %r2, [data]; mul.lo.u32 %r1, %r0, %r2; st.param.b32 [r+0], %r1; ret;
 }
-.visible .func (.param .align 4 .b8 r[4]) next(.param .align 4 .b8 p[4]) {
+.visible .func (.param .align 4 .b8 r[4]) next(.reg .u64 data, .param .align 4 .b8 p[4]) {
     .reg .b32 %r<3>;
     ld.param.b32 %r0, [p+0]; add.u32 %r1, %r0, 1; st.param.b32 [r+0], %r1; ret;
 }
@@ -25,13 +27,14 @@ fn a_function_is_called_by_its_number_in_a_table() {
     .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<2>;
     mov.u32 %r0, %tid.x;
     and.b32 %r3, %r0, ~0xfffffffe;
+    mov.u64 %rd3, two;
     ld.global.u64 %rd2, table[%r3];
     {
-        proto: .callprototype (.param .align 4 .b8 r[4]) _(.param .align 4 .b8 p[4]);
+        proto: .callprototype (.param .align 4 .b8 r[4]) _(.reg .u64 data, .param .align 4 .b8 p[4]);
         .param .align 4 .b8 to[4];
         .param .align 4 .b8 from[4];
         st.param.b32 [from+0], %r0;
-        call (to), %rd2, (from), proto;
+        call (to), %rd2, (%rd3, from), proto;
         ld.param.b32 %r4, [to+0];
     }
     ld.param.u64 %rd0, [out];

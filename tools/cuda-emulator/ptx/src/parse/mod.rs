@@ -4,6 +4,7 @@ pub(crate) mod ast;
 mod body;
 mod expression;
 mod lexer;
+mod registers;
 
 use crate::module::PtxError;
 use ast::{Ast, Declaration, Function, Initial, Space, Value};
@@ -173,15 +174,19 @@ impl<'t> Parser<'t> {
             function.results = self.parameters()?;
         }
         function.name = self.word()?;
+        let mut loads = Vec::new();
         if self.eat(b'(') {
-            function.params = self.parameters()?;
+            loads = if entry { Vec::new() } else { self.registers_of_parameters()? };
+            function.params.extend(loads.iter().map(|load| load.0.clone()));
+            function.params.extend(self.parameters()?);
         }
         loop {
             if self.eat(b';') {
                 return Ok(function);
             }
             if self.eat(b'{') {
-                function.body = Some(self.body()?);
+                let loads = loads.into_iter().flat_map(|load| load.1);
+                function.body = Some(loads.chain(self.body()?).collect());
                 return Ok(function);
             }
             let line = self.line();
@@ -226,7 +231,7 @@ impl<'t> Parser<'t> {
         let mut found = Vec::new();
         while !self.eat(b')') {
             if !self.eat_word(".param") {
-                return self.fail("a parameter that is not in '.param' is not emulated");
+                return self.fail("a parameter that is not in '.param' is not emulated here");
             }
             found.push(self.declaration(Space::Param, false)?);
             self.eat(b',');
