@@ -9,6 +9,9 @@ use ptx::{Allocation, Fault, FaultKind, Memory};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
+/// Bytes of a page of a card's memory.
+pub const PAGE: usize = 2 << 20;
+
 /// A card.
 pub struct Card {
     /// Its number.
@@ -86,7 +89,8 @@ impl Card {
         self.memory.total()
     }
 
-    /// Allocates at a multiple of 256 bytes, as `cuMemAlloc` promises.
+    /// Allocates at a multiple of 256 bytes, as `cuMemAlloc` promises, and what fills a page of a card at the start of a page:
+    /// nobody promises that, but cards do it and programs, among them Taichi, rely on it.
     ///
     /// # Errors
     /// Out of memory, which stderr explains.
@@ -94,7 +98,11 @@ impl Card {
         if bytes == 0 {
             return Err(Code::INVALID_VALUE);
         }
-        let address = self.memory.alloc(bytes as u64, 256, origin).map_err(|error| {
+        let align = if bytes >= PAGE { PAGE as u64 } else { 256 };
+        // Holes between pages may have room where no whole page has.
+        let address =
+            self.memory.alloc(bytes as u64, align, origin).or_else(|_| self.memory.alloc(bytes as u64, 256, origin));
+        let address = address.map_err(|error| {
             say(&format!(
                 "{origin}: {bytes} bytes do not fit on card {}: {error}; KILN_EMULATED_MEMORY sets its size",
                 self.ordinal

@@ -1,7 +1,7 @@
 //! Kernels of modules, and their attributes.
 
 use crate::abi::{CUfunction, CUmodule};
-use crate::call::{api, out, out_opt, refuse, unsupported};
+use crate::call::{api, out, out_opt, refuse};
 use crate::context::current;
 use crate::device::{SHARED_DEFAULT, spec};
 use crate::errors::{Answer, Code};
@@ -182,7 +182,12 @@ api! {
         resolve(function)?;
         out(state, 1)
     }
-    fn cuFuncSetBlockShape(_function: CUfunction, _x: c_int, _y: c_int, _z: c_int) {
-        unsupported("cuFuncSetBlockShape")
+    fn cuFuncSetBlockShape(function: CUfunction, x: c_int, y: c_int, z: c_int) {
+        // It tells `cuLaunchGrid`, which is refused; PyCUDA calls it before `cuLaunchKernel`, which has a block of its own.
+        resolve(function)?;
+        if [x, y, z].iter().any(|&size| size <= 0) {
+            return Err(Code::INVALID_VALUE);
+        }
+        Ok(())
     }
 }

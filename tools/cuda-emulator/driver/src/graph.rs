@@ -244,6 +244,9 @@ api! {
     }
     fn cuGraphInstantiateWithFlags(to: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) {
         // 1 frees at each launch what the graph allocated, 2 uploads, 4 launches from a card, 8 takes priorities of nodes.
+        if flags > 15 || flags & 5 == 5 {
+            return Err(Code::INVALID_VALUE);
+        }
         if flags & 4 != 0 {
             return unsupported("a graph that kernels launch");
         }

@@ -65,7 +65,8 @@ pub unsafe fn text(image: *const c_void, log: Log) -> Answer<String> {
         [0x7f, b'E', b'L', b'F'] => log.fail(
             Code::NO_BINARY_FOR_GPU,
             "the module is a cubin, machine code of a card, and the emulated card executes PTX: compile to PTX \
-             (NVRTC: nvrtcGetPTX, or --gpu-architecture=compute_80; nvcc -ptx; CuPy: CUPY_COMPILE_WITH_PTX=1)",
+             (NVRTC: nvrtcGetPTX, or --gpu-architecture=compute_80; nvcc -ptx; CuPy: CUPY_COMPILE_WITH_PTX=1; \
+             Numba and cuda.core: without the package nvidia-nvjitlink, so that the driver links)",
         ),
         [0x50, 0xed, 0x55, 0xba] | [0xb1, 0x43, 0x62, 0x46] => log.fail(
             Code::NO_BINARY_FOR_GPU,

@@ -56,6 +56,7 @@ pub fn options() -> ptx::Options {
         global_races: checked("global_races"),
         divergent_barriers: checked("divergent_barriers"),
         partial_stores: checked("partial_stores"),
+        shared_bounds: checked("shared_bounds"),
         exited_barriers: set.checks.iter().any(|on| on == "+exited_barriers"),
         seed: (set.seed != 0).then_some(set.seed),
         threads: set.threads,

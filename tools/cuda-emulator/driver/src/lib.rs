@@ -12,6 +12,7 @@
 //! | memory | [`memory`], [`virtual_memory`], [`host`], [`pool`], [`copy`], [`transfer`], [`fill`] |
 //! | order of work | [`stream`], [`event`], [`engine`], [`capture`], [`graph`], [`nodes`], [`edges`] |
 //! | kernels | [`module`], [`library`], [`link`], [`function`], [`launch`], [`occupancy`], [`tensor_map`] |
+//! | names | [`entry`], [`older`], [`refused`] |
 //! | reports | [`profile`], [`exit`] |
 
 #![allow(non_snake_case, clippy::missing_safety_doc)]
@@ -42,9 +43,11 @@ pub mod memory;
 pub mod module;
 pub mod nodes;
 pub mod occupancy;
+pub mod older;
 pub mod pool;
 pub mod profile;
 mod ptxas;
+pub mod refused;
 pub mod settings;
 pub mod stream;
 pub mod tensor_map;

@@ -46,8 +46,15 @@ pub struct Settings {
 }
 
 /// Checks of kernels that can be turned off, or on with `+`.
-const CHECKS: [&str; 6] =
-    ["uninitialised", "races", "global_races", "divergent_barriers", "partial_stores", "+exited_barriers"];
+const CHECKS: [&str; 7] = [
+    "uninitialised",
+    "races",
+    "global_races",
+    "divergent_barriers",
+    "partial_stores",
+    "shared_bounds",
+    "+exited_barriers",
+];
 
 /// Which card is emulated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

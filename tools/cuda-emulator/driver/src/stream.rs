@@ -4,6 +4,7 @@ use crate::abi::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CU
 use crate::abi::{CUstream, CUstreamCallback};
 use crate::call::{api, out, out_opt, unsupported};
 use crate::capture::Capture;
+use crate::card::pinned_at;
 use crate::context::{Context, current};
 use crate::engine::work::{UserData, Work};
 use crate::engine::{Class, Point, engine};
@@ -160,7 +161,7 @@ api! {
         create(to, flags, priority)
     }
     fn cuStreamDestroy_v2(handle: CUstream) {
-        current()?;
+        // A stream knows its context: Numba destroys streams at exit, when no context is current.
         if !matches!(streams().get(handle)?.kind, Kind::Blocking | Kind::NonBlocking) {
             return Err(Code::INVALID_HANDLE);
         }
@@ -240,9 +241,16 @@ api! {
         unsupported("cuStreamGetAttribute")
     }
     fn cuStreamAttachMemAsync | cuStreamAttachMemAsync_ptsz(
-        _default; _stream: CUstream, _at: CUdeviceptr, _bytes: usize, _flags: c_uint,
+        default; stream: CUstream, at: CUdeviceptr, bytes: usize, flags: c_uint,
     ) {
-        unsupported("cuStreamAttachMemAsync")
+        // To all streams, to the host, or to one stream: where managed memory lies changes no result.
+        let managed = pinned_at(at as usize).filter(|row| row.flags == crate::host::MANAGED);
+        let whole = managed.is_some_and(|row| row.start == at as usize && (bytes == 0 || bytes == row.len));
+        let of_one = flags == 4 && stream != 0;
+        if !whole || !(flags == 1 || flags == 2 || of_one) {
+            return Err(Code::INVALID_VALUE);
+        }
+        resolve(stream, default)?.submit(&[], Work::Nothing).map(|_| ())
     }
     fn cuStreamWaitValue32_v2 | cuStreamWaitValue32_v2_ptsz(
         default; stream: CUstream, at: CUdeviceptr, value: u32, flags: c_uint,

@@ -30,9 +30,16 @@ fn functions_are_found_by_name_and_version() {
             ("cuEventElapsedTime", 12080, 0, "cuEventElapsedTime_v2"),
             ("cuMemcpyHtoDAsync", 12000, 2, "cuMemcpyHtoDAsync_v2_ptsz"),
             ("cuMemcpyHtoD", 12000, 2, "cuMemcpyHtoD_v2_ptds"),
+            ("cuEventDestroy", 12000, 0, "cuEventDestroy_v2"),
+            ("cuTexObjectCreate", 12000, 0, "cuTexObjectCreate"),
         ] {
             assert_eq!(find(name, version, flags), (0, symbol(expected)), "{name} {version}");
         }
+        // Names without a suffix: the first form where it has the same arguments, otherwise a refusal.
+        let init: unsafe extern "C" fn(u32) -> c_int = std::mem::transmute(symbol("cuInit"));
+        let destroy: unsafe extern "C" fn(usize) -> c_int = std::mem::transmute(symbol("cuEventDestroy"));
+        let alloc: unsafe extern "C" fn(*mut u32, u32) -> c_int = std::mem::transmute(symbol("cuMemAlloc"));
+        assert_eq!((init(0), destroy(3), alloc(&mut 0, 4)), (0, 400, 801));
         assert_eq!(find("cuNothing", 12000, 0), (500, std::ptr::null_mut()));
     }
 }

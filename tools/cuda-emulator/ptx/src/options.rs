@@ -39,6 +39,9 @@ pub struct Options {
     /// `wmma.store` by a part of a warp, which the manual leaves undefined. Where it is not checked, the lanes that are
     /// there store their elements.
     pub partial_stores: bool,
+    /// Accesses of shared memory behind the bytes that the block asked for. Where it is not checked, a block has whole
+    /// units of 128 bytes, as cards give it out.
+    pub shared_bounds: bool,
     /// Order in which diverged groups of threads and the warps of a block run. `None`: lowest line first, which lets
     /// them meet again as soon as possible. A seed: an order made from it, which may keep them apart as a card may.
     pub seed: Option<u64>,
@@ -59,6 +62,7 @@ impl Default for Options {
             exited_barriers: false,
             divergent_barriers: true,
             partial_stores: true,
+            shared_bounds: true,
             seed: None,
             threads: 0,
             limit: 0,

@@ -166,6 +166,18 @@ fn stores_of_tensor_cores_by_a_part_of_a_warp() {
     assert!(stored.iter().all(|value| [0, 7].contains(value)), "{stored:?}");
 }
 
+/// Dr.Jit reduces 33 to 64 values with 2 words of shared memory, of which 4 threads read theirs.
+#[test]
+fn shared_memory_ends_where_the_block_ends_it_or_with_its_unit() {
+    let body = "shl.b32 %r1, %r0, 2;\nmov.u32 %r2, dynamic;\nadd.s32 %r1, %r1, %r2;\nst.shared.u32 [%r1], %r0;\nret;";
+    let mut card = Card::kernel(body);
+    let found = card.launch("k", 1, 4, 8, &[0u64.into()]).unwrap_err();
+    assert_eq!(found.kind(), FaultKind::OutOfBounds);
+    card.options.shared_bounds = false;
+    card.launch("k", 1, 4, 8, &[0u64.into()]).unwrap();
+    assert_eq!(card.launch("k", 1, 33, 8, &[0u64.into()]).unwrap_err().kind(), FaultKind::OutOfBounds);
+}
+
 #[test]
 fn masks_that_name_lanes_which_do_not_come() {
     let body = |mask: &str| {

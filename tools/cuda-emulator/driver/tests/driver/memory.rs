@@ -29,6 +29,15 @@ fn bytes_come_back_and_sizes_are_kept() {
 }
 
 #[test]
+fn large_allocations_start_at_pages() {
+    let client = Client::new();
+    client.alloc(12);
+    assert_eq!(client.alloc((2 << 20) + 4) % (2 << 20), 0);
+    assert_eq!(client.alloc(100) % 256, 0);
+    assert_eq!(client.alloc(4 << 20) % (2 << 20), 0);
+}
+
+#[test]
 fn what_no_allocation_holds_is_refused_at_the_call() {
     let client = Client::new();
     let (address, host) = (client.alloc(100), [0u8; 128]);

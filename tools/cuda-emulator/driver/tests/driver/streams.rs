@@ -8,11 +8,11 @@ use emulated_cuda::event::{
     cuEventSynchronize,
 };
 use emulated_cuda::fill::{cuMemsetD32_v2, cuMemsetD32Async};
-use emulated_cuda::memory::cuMemFree_v2;
+use emulated_cuda::memory::{cuMemAllocManaged, cuMemFree_v2};
 use emulated_cuda::stream::{
     cuLaunchHostFunc, cuStreamDestroy_v2, cuStreamQuery, cuStreamSynchronize, cuStreamWaitValue32_v2,
 };
-use emulated_cuda::stream::{cuStreamCreate, cuStreamWriteValue32_v2};
+use emulated_cuda::stream::{cuStreamAttachMemAsync, cuStreamCreate, cuStreamWriteValue32_v2};
 use emulated_cuda::transfer::{cuMemcpyDtoHAsync_v2, cuMemcpyHtoDAsync_v2};
 use std::ffi::c_void;
 use std::ptr::without_provenance_mut;
@@ -140,6 +140,31 @@ fn events_tell_when_work_is_done_and_how_long_it_took() {
     }
     ok!(cuStreamDestroy_v2(stream));
     assert_eq!(code!(cuStreamSynchronize(stream)), 400);
+}
+
+#[test]
+fn a_stream_is_destroyed_without_a_current_context() {
+    let client = Client::new();
+    let stream = client.stream();
+    std::thread::spawn(move || ok!(cuStreamDestroy_v2(stream))).join().unwrap();
+    assert_eq!(code!(cuStreamSynchronize(stream)), 400);
+}
+
+#[test]
+fn managed_memory_is_attached_as_a_whole() {
+    let client = Client::new();
+    let (stream, mut address) = (client.stream(), 0);
+    ok!(cuMemAllocManaged(&mut address, 64, 1));
+    ok!(cuStreamAttachMemAsync(stream, address, 0, 4));
+    ok!(cuStreamAttachMemAsync(0, address, 64, 1));
+    // A part of it, one default stream, a kind that there is not, and memory of a card.
+    let other = client.alloc(64);
+    for (stream, address, bytes, flags) in
+        [(stream, address, 32, 4), (0, address, 0, 4), (stream, address, 0, 3), (stream, other, 0, 4)]
+    {
+        assert_eq!(code!(cuStreamAttachMemAsync(stream, address, bytes, flags)), 1);
+    }
+    ok!(cuMemFree_v2(address));
 }
 
 #[test]

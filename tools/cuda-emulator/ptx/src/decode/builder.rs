@@ -30,6 +30,8 @@ pub(super) struct Builder<'t> {
     /// Sizes and alignments of what functions with a body return.
     pub returns: HashMap<&'t str, Vec<(u32, u32)>>,
     pub externals: HashMap<&'t str, External>,
+    /// Bytes from one element to the next by variable of the module.
+    pub strides: HashMap<&'t str, u32>,
     /// Static shared memory of kernels.
     pub statics: HashMap<&'t str, u32>,
     dynamic_align: u32,
@@ -50,6 +52,7 @@ impl<'t> Builder<'t> {
             functions: HashMap::new(),
             returns: HashMap::new(),
             externals: HashMap::new(),
+            strides: ast.variables.iter().map(|declared| (declared.name, declared.stride)).collect(),
             statics: HashMap::new(),
             dynamic_align: 0,
             workspace: false,

@@ -1,7 +1,9 @@
 //! Branches, calls and the end.
 
+use std::collections::HashMap;
+
 use super::function::{Body, Op, Result};
-use crate::code::{Call, Inst, Target};
+use crate::code::{Access, Address, Call, Element, Inst, LOCAL_BASE, NONE, Space, Target};
 use crate::options::Class;
 use crate::parse::ast::Operand;
 
@@ -71,10 +73,11 @@ impl<'t> Body<'_, 't> {
         if let Some(returned) = returned.filter(|_| !agreed) {
             at = returned.iter().fold(0u32, |at, (size, align)| at.next_multiple_of(*align) + size);
         }
+        let spilled = self.spill(params)?;
         let mut place = |body: &Self, operand: &Operand<'t>| -> Result<(u32, u32, u32)> {
             let Operand::Name(name, 0) = operand else { return Err("a '.param' variable is expected".to_owned()) };
-            let (own, size, align) =
-                body.frame_slot(name).ok_or_else(|| format!("'{name}' is no '.param' variable"))?;
+            let passed = spilled.get(name).copied().or_else(|| body.frame_slot(name));
+            let (own, size, align) = passed.ok_or_else(|| format!("'{name}' is no '.param' variable"))?;
             at = u32::next_multiple_of(at, align.max(1));
             let slot = (own, at, size);
             at += size;
@@ -94,5 +97,28 @@ impl<'t> Body<'_, 't> {
             self.emit(CLASS, Inst::Results(Box::new(Call { target, copies: results, rows: 0 })));
         }
         Ok(())
+    }
+
+    /// Stores the registers among a call's parameters in local memory: slot, size and alignment of each.
+    #[allow(clippy::type_complexity)]
+    fn spill(&mut self, params: &[Operand<'t>]) -> Result<HashMap<&'t str, (u32, u32, u32)>> {
+        let mut slots = HashMap::new();
+        for operand in params {
+            let Operand::Name(name, 0) = operand else { continue };
+            let Some(bits) = self.names.register(self.scope, name).map(|register| register.bits) else { continue };
+            if bits < 32 || slots.contains_key(name) {
+                continue;
+            }
+            let (of, size) = if bits == 64 { ("b64", 8) } else { ("b32", 4) };
+            let slot = self.local.next_multiple_of(size);
+            self.local = slot + size;
+            let mut regs = [NONE; 8];
+            regs[0] = self.src(operand, of)?;
+            let address = Address { space: Space::Local, base: LOCAL_BASE, wide: false, offset: slot.into() };
+            let element = Element { bytes: size as u8, signed: 0, wide: bits == 64 };
+            self.emit(CLASS, Inst::Store(Box::new(Access { address, element, regs, count: 1, strong: false })));
+            slots.insert(*name, (slot, size, size));
+        }
+        Ok(slots)
     }
 }

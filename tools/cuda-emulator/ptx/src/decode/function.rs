@@ -344,7 +344,12 @@ impl<'a, 't> Body<'a, 't> {
 
     /// `[...]` as an address.
     pub fn address(&mut self, operand: &Operand<'t>, space: Space) -> Result<Address> {
-        let Operand::Address { base, offset, .. } = operand else { return Err("an address is expected".to_owned()) };
+        let Operand::Address { base, index, offset, .. } = operand else {
+            return Err("an address is expected".to_owned());
+        };
+        if let (Some(array), Some(index)) = (base, index) {
+            return self.element(array, *index, *offset, space);
+        }
         let Some(name) = base else {
             return Ok(Address { space, base: NONE, wide: true, offset: *offset });
         };

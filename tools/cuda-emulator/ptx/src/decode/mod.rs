@@ -9,6 +9,7 @@ mod builder;
 mod control;
 mod floating;
 mod function;
+mod indexed;
 mod legal;
 mod modifiers;
 mod moves;

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use crate::code::{CARRY, HEADER};
-use crate::parse::ast::{Declaration, Instruction, Operand, Statement};
+use crate::parse::ast::{Declaration, Index, Instruction, Operand, Statement};
 
 /// A register: its row, or its number among the predicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,8 +219,11 @@ fn each_name<'t>(instruction: &Instruction<'t>, mut visit: impl FnMut(&'t str, b
                 visit(b, written);
             }
             Operand::Vector(all) | Operand::List(all) => all.iter().for_each(|operand| names(operand, written, visit)),
-            Operand::Address { base, rest, .. } => {
+            Operand::Address { base, index, rest, .. } => {
                 base.iter().for_each(|base| visit(base, false));
+                if let Some(Index::Register(index)) = index {
+                    visit(index, false);
+                }
                 rest.iter().for_each(|operand| names(operand, false, visit));
             }
             Operand::Value(_) => {}

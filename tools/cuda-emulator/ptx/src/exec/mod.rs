@@ -50,6 +50,8 @@ use worker::Worker;
 const BUDGET: u64 = 50_000;
 /// Bytes of the memory by which the blocks of a cooperative launch wait for each other.
 const WORKSPACE: u64 = 256;
+/// Bytes in whole numbers of which cards give out shared memory.
+const SHARED_UNIT: u64 = 128;
 /// How long one host thread works alone before others help.
 const ALONE: Duration = Duration::from_micros(150);
 
@@ -135,7 +137,10 @@ impl<'a> Env<'a> {
             *word = u128::from_ne_bytes(whole);
         }
         let dynamic = kernel.static_shared.next_multiple_of(program.dynamic_align.max(1));
-        let shared_bytes = u64::from(dynamic) + u64::from(launch.dynamic_shared);
+        let mut shared_bytes = u64::from(dynamic) + u64::from(launch.dynamic_shared);
+        if !options.shared_bounds {
+            shared_bytes = shared_bytes.next_multiple_of(SHARED_UNIT);
+        }
         if shared_bytes > 1 << 20 {
             return fail(format!("{shared_bytes} bytes of shared memory"));
         }

@@ -25,8 +25,10 @@ pub(crate) struct Declaration<'t> {
     pub align: u32,
     /// Bytes in all; 0 for `.extern .shared x[]`.
     pub size: u64,
-    /// Bytes of an element.
+    /// Bytes of an element; of one of its values, if it is a vector.
     pub element: u32,
+    /// Bytes from one element to the next.
+    pub stride: u32,
     pub external: bool,
     pub initial: Vec<Initial<'t>>,
     pub line: u32,
@@ -94,6 +96,13 @@ pub(crate) struct Instruction<'t> {
     pub line: u32,
 }
 
+/// What stands in the brackets behind the name of an array.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Index<'t> {
+    Constant,
+    Register(&'t str),
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Operand<'t> {
     /// A register, variable, label, or `_`; with an offset for a variable.
@@ -103,9 +112,10 @@ pub(crate) enum Operand<'t> {
     /// `d|p`.
     Pair(&'t str, &'t str),
     Vector(Vec<Operand<'t>>),
-    /// `[base + offset]`, and what follows the base in the brackets.
+    /// `[base + offset]`, and what follows the base in the brackets; or `base[index + offset]`, counted in elements.
     Address {
         base: Option<&'t str>,
+        index: Option<Index<'t>>,
         offset: i64,
         rest: Vec<Operand<'t>>,
     },

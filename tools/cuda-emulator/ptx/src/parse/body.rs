@@ -1,6 +1,6 @@
 //! Function bodies: declarations, labels and instructions.
 
-use super::ast::{Instruction, Operand, Space, Statement};
+use super::ast::{Index, Instruction, Operand, Space, Statement, Value};
 use super::lexer::Token;
 use super::{Parser, Result, type_bits};
 
@@ -147,12 +147,15 @@ impl<'t> Parser<'t> {
                 self.expect(b']')?;
                 Vec::new()
             };
-            return Ok(Operand::Address { base, offset, rest });
+            return Ok(Operand::Address { base, index: None, offset, rest });
         }
         if let Some(Token::Word(word)) = self.peek() {
             self.at += 1;
             if self.eat(b'|') {
                 return Ok(Operand::Pair(word, self.word()?));
+            }
+            if self.eat(b'[') {
+                return self.indexed(word);
             }
             if self.eat(b'+') || self.peek() == Some(Token::Sign(b'-')) {
                 return Ok(Operand::Name(word, self.int()?));
@@ -160,6 +163,17 @@ impl<'t> Parser<'t> {
             return Ok(Operand::Name(word, 0));
         }
         Ok(Operand::Value(self.value()?))
+    }
+
+    /// `array[4]` or `array[%r1 + 4]`, from behind the bracket.
+    fn indexed(&mut self, array: &'t str) -> Result<Operand<'t>> {
+        let (index, offset) = match self.operand()? {
+            Operand::Name(register, offset) => (Index::Register(register), offset),
+            Operand::Value(Value::Int(offset)) => (Index::Constant, offset as i64),
+            _ => return self.fail(format!("the index of '{array}' is neither a register nor an integer")),
+        };
+        self.expect(b']')?;
+        Ok(Operand::Address { base: Some(array), index: Some(index), offset, rest: Vec::new() })
     }
 
     fn list(&mut self, close: u8) -> Result<Vec<Operand<'t>>> {
@@ -176,7 +190,7 @@ impl<'t> Parser<'t> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ast::{Function, Value};
+    use super::super::ast::Function;
     use super::*;
     use crate::parse::parse;
 
@@ -223,7 +237,7 @@ M: setp.lt.s32 %p1|%p2, -5, %r1;
             })
             .collect();
         assert_eq!(instructions[0].guard, Some(("%p1", true)));
-        let address = Operand::Address { base: Some("%rd1"), offset: -8, rest: vec![] };
+        let address = Operand::Address { base: Some("%rd1"), index: None, offset: -8, rest: vec![] };
         assert_eq!(instructions[0].operands[1], address);
         assert_eq!(instructions[1].operands[0], Operand::Pair("%p1", "%p2"));
         assert_eq!(instructions[1].operands[1], Operand::Value(Value::Int(-5i64 as u64)));

@@ -2,7 +2,9 @@
 
 pub(crate) mod ast;
 mod body;
+mod expression;
 mod lexer;
+mod registers;
 
 use crate::module::PtxError;
 use ast::{Ast, Declaration, Function, Initial, Space, Value};
@@ -90,19 +92,6 @@ impl<'t> Parser<'t> {
         }
     }
 
-    fn value(&mut self) -> Result<Value> {
-        let negative = self.eat(b'-');
-        Ok(match self.next()? {
-            Token::Int(value) => Value::Int(if negative { value.wrapping_neg() } else { value }),
-            Token::F32(bits) => Value::F32(bits ^ u32::from(negative) << 31),
-            Token::F64(bits) => Value::F64(bits ^ u64::from(negative) << 63),
-            _ => {
-                self.at -= 1;
-                return self.fail(format!("expected a number, found {}", self.shown()));
-            }
-        })
-    }
-
     /// Skips the rest of a line.
     fn skip_line(&mut self, line: u32) {
         while self.tokens.get(self.at).is_some_and(|token| token.1 == line) {
@@ -185,15 +174,19 @@ impl<'t> Parser<'t> {
             function.results = self.parameters()?;
         }
         function.name = self.word()?;
+        let mut loads = Vec::new();
         if self.eat(b'(') {
-            function.params = self.parameters()?;
+            loads = if entry { Vec::new() } else { self.registers_of_parameters()? };
+            function.params.extend(loads.iter().map(|load| load.0.clone()));
+            function.params.extend(self.parameters()?);
         }
         loop {
             if self.eat(b';') {
                 return Ok(function);
             }
             if self.eat(b'{') {
-                function.body = Some(self.body()?);
+                let loads = loads.into_iter().flat_map(|load| load.1);
+                function.body = Some(loads.chain(self.body()?).collect());
                 return Ok(function);
             }
             let line = self.line();
@@ -238,7 +231,7 @@ impl<'t> Parser<'t> {
         let mut found = Vec::new();
         while !self.eat(b')') {
             if !self.eat_word(".param") {
-                return self.fail("a parameter that is not in '.param' is not emulated");
+                return self.fail("a parameter that is not in '.param' is not emulated here");
             }
             found.push(self.declaration(Space::Param, false)?);
             self.eat(b',');
@@ -281,8 +274,17 @@ impl<'t> Parser<'t> {
         // The alignment of `.ptr .align 16` is the pointee's.
         let natural = element * vector;
         let align = if space == Space::Param && element == 8 { natural } else { align.unwrap_or(natural) };
-        let mut declared =
-            Declaration { space, name, align, size: 0, element: natural, external, initial: Vec::new(), line };
+        let mut declared = Declaration {
+            space,
+            name,
+            align,
+            size: 0,
+            element: natural,
+            stride: natural,
+            external,
+            initial: Vec::new(),
+            line,
+        };
         self.extent(&mut declared)?;
         declared.element = element;
         Ok(declared)
