@@ -150,6 +150,16 @@ pub enum TrainError {
     #[error(transparent)]
     Fsdp(#[from] FsdpError),
 
-    #[error(transparent)]
+    #[error("{0}{}", remedy(.0))]
     Rank(#[from] Box<RankFailure<TrainError>>),
+}
+
+/// Advice on a rank's failure, if its cause is known; CubeCL reports an allocation that fails by a panic.
+fn remedy(failure: &RankFailure<TrainError>) -> &'static str {
+    if failure.to_string().contains("out of device memory") {
+        "\n\nThe device has too little memory. What helps: a smaller train.micro_batch_size, \
+         --set parallel.activation_checkpointing=full, or more ranks with --strategy full_shard."
+    } else {
+        ""
+    }
 }

@@ -116,7 +116,10 @@ impl<'t> Body<'_, 't> {
             regs[0] = self.src(operand, of)?;
             let address = Address { space: Space::Local, base: LOCAL_BASE, wide: false, offset: slot.into() };
             let element = Element { bytes: size as u8, signed: 0, wide: bits == 64 };
-            self.emit(CLASS, Inst::Store(Box::new(Access { address, element, regs, count: 1, strong: false })));
+            self.emit(
+                CLASS,
+                Inst::Store(Box::new(Access { address, element, regs, count: 1, strong: false, release: false })),
+            );
             slots.insert(*name, (slot, size, size));
         }
         Ok(slots)
