@@ -150,7 +150,7 @@ pub enum TrainError {
     #[error(transparent)]
     Fsdp(#[from] FsdpError),
 
-    #[error("{0}{}", remedy(.0))]
+    #[error("{}{}", .0, remedy(.0))]
     Rank(#[from] Box<RankFailure<TrainError>>),
 }
 

@@ -4,6 +4,9 @@
 use cubecl::config::cache::CacheConfig;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use cubecl::environment;
+use std::fs::{File, create_dir_all};
+use std::path::Path;
+use std::sync::OnceLock;
 
 /// Stores autotuning results in the user's cache folder, and puts all threads' work on a device into one stream. Must
 /// be called before the first use of a device.
@@ -21,8 +24,48 @@ pub fn choose() {
     if matches!(config.environment.path, CacheConfig::Target) {
         config.environment.path = CacheConfig::Global;
     }
+    static LOCK: OnceLock<Option<File>> = OnceLock::new();
+    LOCK.get_or_init(|| {
+        let (name, lock) = unused(&config.environment.path.root(), &config.environment.name)?;
+        config.environment.name = name;
+        Some(lock)
+    });
     config.streaming.max_streams = 1;
     CubeClRuntimeConfig::try_set(config);
+}
+
+/// The first of the caches `NAME`, `NAME-2`, `NAME-3` and so on that no other process uses, and the lock that keeps
+/// others from it. `None` if the folder cannot be written.
+///
+/// CubeCL 0.11.3 lets processes share the database of a cache (turso 0.8.3, whose support for that is experimental).
+/// A rank of one of two runs then panicked with "reader slot released by non-owner".
+fn unused(root: &Path, name: &str) -> Option<(String, File)> {
+    create_dir_all(root).ok()?;
+    for n in 1.. {
+        let name = if n == 1 { name.to_owned() } else { format!("{name}-{n}") };
+        let lock = File::create(root.join(format!("{name}.lock"))).ok()?;
+        match lock.try_lock() {
+            Ok(()) => return Some((name, lock)),
+            Err(std::fs::TryLockError::WouldBlock) => {}
+            Err(std::fs::TryLockError::Error(_)) => return None,
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unused;
+
+    #[test]
+    fn processes_that_run_at_once_have_caches_of_their_own() {
+        let root = tempfile::tempdir().unwrap();
+        let (first, lock) = unused(root.path(), "default").unwrap();
+        let (second, _lock) = unused(root.path(), "default").unwrap();
+        drop(lock);
+        let (third, _lock) = unused(root.path(), "default").unwrap();
+        assert_eq!([first.as_str(), &second, &third], ["default", "default-2", "default"]);
+    }
 }
 
 /// A line for the user: where the results are, and whether there are any.
