@@ -17,7 +17,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// A file or folder cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}: {source}{}", path.display(), without(path, source))]
     Read {
         /// The file or folder.
         path: PathBuf,
@@ -135,6 +135,15 @@ fn instead(path: &Path, by_itself: &str) -> String {
         (Some(older), _) => format!("take the one before ({run}@{older}){by_itself}"),
         (None, Some(newest)) => format!("take another one ({run}@{newest})"),
         (None, None) => "the run has no other one: train it anew".into(),
+    }
+}
+
+/// Says what to do about a file that a checkpoint lacks.
+fn without(path: &Path, error: &io::Error) -> String {
+    let of_checkpoint = path.parent().is_some_and(|folder| folder.ancestors().any(|one| one.ends_with("checkpoints")));
+    match of_checkpoint && error.kind() == io::ErrorKind::NotFound {
+        true => format!("; {}", instead(path, ", as `--resume auto` does by itself")),
+        false => String::new(),
     }
 }
 

@@ -166,8 +166,9 @@ pub enum DataError {
     TrainBpe { vocab_size: usize, problem: String },
 
     #[error(
-        "the tokens in {} were made with another tokenizer than {given}: give the text itself, or tokens of that tokenizer (to \
-         train anew, leave data.tokenizer out)",
+        "the tokens in {} were made with another tokenizer than {given}: give the text itself, or tokens of that tokenizer; to \
+         train with the tokenizer of these tokens, set data.tokenizer to this folder (a resume then needs --partial and \
+         --set model.vocab_size=0)",
         path.display()
     )]
     OtherTokenizer { path: PathBuf, given: String },

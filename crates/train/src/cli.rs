@@ -340,7 +340,7 @@ impl TrainArgs {
             (None, Some(_), Some(name)) if !self.resume.as_deref().is_some_and(resume::is_word) => {
                 return Err(ConfigError::Invalid(format!(
                     "--model {name} with --resume: the checkpoint has its model and configuration; leave --model out, \
-                     or say with --resume latest that the newest of its runs is meant"
+                     or use --resume latest for the newest of its runs"
                 ))
                 .into());
             }

@@ -125,7 +125,7 @@ fn time(job: &Job, done: usize, outcome: &Outcome) -> String {
     let left = train.steps - done;
     let of_validations: Duration = validation * validations as u32;
     format!(
-        "about {}: {} of {} (the first took {}), {} of about {}; as {} measured",
+        "about {}: {} of {} (the first took {}), {} of about {}; measured over {}",
         duration(pace.of(left) + of_validations),
         count(left, "step"),
         duration(pace.step()),

@@ -28,7 +28,7 @@ const NARROWEST: usize = 40;
 /// Shows the box. `devices` are those of the ranks on this machine.
 pub(crate) fn say(job: &Job, devices: &Devices, memory: &Estimate) {
     let folder = match &job.folder {
-        _ if job.dry_run => "none, for this is a dry run".into(),
+        _ if job.dry_run => "none (dry run)".into(),
         Some(folder) => folder.path().display().to_string(),
         None => String::new(), // that of rank 0's process, which shows it
     };

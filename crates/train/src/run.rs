@@ -236,7 +236,7 @@ fn say_documents(job: &Job) {
     if !keys.is_empty() && job.data.meta.as_ref().is_some_and(|meta| meta.documents == 1) {
         let (name, keys) = (&job.data.name, keys.join(" and "));
         job.progress.say(&format!(
-            "warning: {name} is one document, and {keys} for several (JSONL, Parquet, a folder of files)"
+            "warning: {keys} without effect: {name} is a single document (JSONL, Parquet and folders of files have several)"
         ));
     }
     let Some(buckets) = &job.buckets else { return };

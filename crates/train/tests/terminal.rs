@@ -216,11 +216,11 @@ fn a_dry_run_says_what_a_run_takes_and_leaves_nothing() {
         "checkpoints  10.3 MB each; at most 3 at once, 30.9 MB\n",
         "time         about ",
         "1 validation of about ",
-        "as 3 steps measured\n",
+        "measured over 3 steps\n",
     ] {
         assert!(plan.contains(part), "no `{part}` in:\n{plan}");
     }
-    assert!(stderr.contains("│ folder  none, for this is a dry run "), "{stderr}");
+    assert!(stderr.contains("│ folder  none (dry run) "), "{stderr}");
 
     // A real checkpoint, and a dry run from it.
     train(&["--steps=1", "--out=run"]);
@@ -233,7 +233,7 @@ fn a_dry_run_says_what_a_run_takes_and_leaves_nothing() {
     let plan = String::from_utf8(output.stdout).unwrap();
     assert!(
         plan.starts_with("steps        steps 2 to 3 of 4 x 128 tokens: 1.0K tokens")
-            && plan.contains("as 2 steps measured"),
+            && plan.contains("measured over 2 steps"),
         "{plan}"
     );
     assert_eq!((files(), fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap()), (before, lines));
@@ -285,6 +285,6 @@ fn shells_complete_the_command_line_and_man_shows_it() {
     let unknown = common::run(folder.path(), &["man", "generat"]);
     assert!(
         !unknown.status.success()
-            && String::from_utf8_lossy(&unknown.stderr).contains("there is no sub-command generat")
+            && String::from_utf8_lossy(&unknown.stderr).contains("there is no subcommand generat")
     );
 }

@@ -157,7 +157,7 @@ fn multiple_choice_takes_the_ending_with_the_highest_sum_and_with_the_highest_me
         fs::write(folder.path().join("questions.jsonl"), lines.join("\n")).unwrap();
         let (answer, _) = succeed(folder.path(), &["eval", "run", "--choices=questions.jsonl"]);
         let (sum, mean) = (share(labels, &by_sum), share(labels, &by_mean));
-        assert_eq!(answer, format!("20 questions\naccuracy {sum:.4}, normalised by length {mean:.4}\n"));
+        assert_eq!(answer, format!("20 questions\naccuracy {sum:.4}, normalized by length {mean:.4}\n"));
     }
 }
 

@@ -47,7 +47,7 @@ pub fn generate_speculative(
 ) -> Result<(Vec<Vec<u32>>, Drafts), GenerateError> {
     let window = checked_window(model, prompts, how)?;
     if model.mtp.is_empty() {
-        return Err(GenerateError::Setting("the model has no modules of multi-token prediction to draft with".into()));
+        return Err(GenerateError::Setting("the model has no multi-token prediction modules to draft with".into()));
     }
     let (mut all, mut drafts) = (vec![], Drafts::default());
     for (sequence, prompt) in prompts.iter().enumerate() {

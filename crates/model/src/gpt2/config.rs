@@ -57,7 +57,10 @@ impl Gpt2Config {
             ("n_inner", self.n_inner.unwrap_or(1), usize::MAX),
         ])?;
         if !self.n_embd.is_multiple_of(self.n_head) {
-            return Err(format!("model.n_embd {} is not a multiple of model.n_head {}", self.n_embd, self.n_head));
+            return Err(format!(
+                "model.n_embd {} is not a multiple of model.n_head {}: change one of them",
+                self.n_embd, self.n_head
+            ));
         }
         if !(0.0..1.0).contains(&self.dropout) {
             return Err(format!("model.dropout is {:?}: give a probability from 0 to below 1", self.dropout));

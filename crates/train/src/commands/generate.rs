@@ -109,7 +109,7 @@ pub enum GenerateCommandError {
     )]
     Nothing,
     #[error(
-        "--speculative drafts with modules of multi-token prediction, and the model of {0} has none (model.mtp_depth 0): leave it out, or train a \
+        "--speculative drafts with multi-token prediction modules, and the model of {0} has none (model.mtp_depth 0): leave it out, or train a \
          model with --set model.mtp_depth=1"
     )]
     NoModules(String),

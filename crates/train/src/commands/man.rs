@@ -16,7 +16,7 @@ pub struct ManArgs {
 /// Why there is no page.
 #[derive(Debug, thiserror::Error)]
 pub enum ManError {
-    #[error("there is no sub-command {0}: `train --help` lists them")]
+    #[error("there is no subcommand {0}: `train --help` lists them")]
     NoCommand(String),
     #[error("cannot write the page: {0}")]
     Write(#[from] io::Error),

@@ -251,7 +251,7 @@ impl Config {
         ];
         let differing: Vec<String> = differing.into_iter().flatten().collect();
         let other =
-            (!differing.is_empty()).then(|| format!("adaptive: other than in the table: {}", differing.join("; ")));
+            (!differing.is_empty()).then(|| format!("adaptive: differs from the table: {}", differing.join("; ")));
         [chosen].into_iter().chain(other).collect()
     }
 

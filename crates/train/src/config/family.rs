@@ -16,7 +16,8 @@ impl Config {
         let experts = self.expert_layers().map_or(String::new(), |(_, experts)| format!(", {experts} experts"));
         let mtp = match family.mtp_depth() {
             0 => String::new(),
-            depth => format!(", {depth} of multi-token prediction"),
+            1 => ", 1 multi-token prediction module".into(),
+            depth => format!(", {depth} multi-token prediction modules"),
         };
         format!("{name} ({} layers of width {}{experts}{mtp})", family.blocks(), family.width())
     }

@@ -75,8 +75,8 @@ impl Config {
             let missing = stages.saturating_sub(micro_batches);
             let idle = chunks * missing + stages - missing - 1;
             format!(
-                "with {} per step, the {stages} stages are idle {:.0}% of the time; more and smaller ones (train.micro_batch_size, \
-                 null for four per stage where the batch has as many sequences) shorten that",
+                "with {} per step, the {stages} stages are idle {:.0}% of the time; more and smaller ones (train.micro_batch_size; \
+                 null gives four per stage if the batch has as many sequences) shorten that",
                 count(micro_batches, "micro-batch"),
                 100.0 * idle as f64 / (idle + virtual_stages * micro_batches) as f64
             )

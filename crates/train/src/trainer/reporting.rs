@@ -26,7 +26,7 @@ impl Trainer<'_> {
             let each = count(experts / ep, "expert");
             self.job
                 .progress
-                .say(&format!("{ep} ranks that follow each other share a layer's {experts} experts: {each} on each"));
+                .say(&format!("each {ep} consecutive ranks share a layer's {experts} experts: {each} on each"));
         }
         let mut placements = self.fsdp.placements();
         // GPT-2's first and last call are one unit.

@@ -138,7 +138,7 @@ fn check_v2(moe: &MoeConfig) -> Result<(), HfError> {
         return refuse(
             "moe.norm_topk_prob",
             "is true with moe.score_func softmax: deepseek_v2 of transformers does not divide the weights by their sum, and \
-             deepseek_v3 scores by sigmoid; train with one of norm_topk_prob false and score_func sigmoid to export",
+             deepseek_v3 scores by sigmoid; only a model trained with moe.norm_topk_prob=false or moe.score_func=sigmoid can be exported",
         );
     }
     if moe.selection_bias {

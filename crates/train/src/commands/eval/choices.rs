@@ -44,8 +44,11 @@ pub fn read(path: &Path) -> Result<Vec<Question>, EvalError> {
 }
 
 fn parse(line: &str) -> Result<Question, String> {
-    let question: Map<String, Value> =
-        serde_json::from_str(line).map_err(|error| format!("is not a JSON object ({error})"))?;
+    let question: Map<String, Value> = serde_json::from_str(line).map_err(|error| {
+        format!(
+            r#"is not a JSON object ({error}): give lines such as {{"ctx": "..", "endings": ["..", ".."], "label": 0}}"#
+        )
+    })?;
     let field = |name: &str| {
         let fields = || question.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         question.get(name).ok_or_else(|| format!("has no \"{name}\", but {}", fields()))
@@ -120,7 +123,7 @@ pub fn answer(questions: &[Question], saved: &Saved, args: &EvalArgs) -> Result<
         return Ok(());
     }
     say(&count(questions.len(), "question"));
-    say(&format!("accuracy {accuracy:.4}, normalised by length {accuracy_norm:.4}"));
+    say(&format!("accuracy {accuracy:.4}, normalized by length {accuracy_norm:.4}"));
     Ok(())
 }
 

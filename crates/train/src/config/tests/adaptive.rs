@@ -49,7 +49,7 @@ fn what_is_chosen_and_what_is_given_instead_is_told() {
     let given = lines(&["train.seq_len=512", "parallel.activation_checkpointing=full"]);
     assert_eq!(
         given[1],
-        "adaptive: other than in the table: 8 micro-batches instead of 16, of a share of 8 sequences; \
+        "adaptive: differs from the table: 8 micro-batches instead of 16, of a share of 8 sequences; \
          parallel.activation_checkpointing full instead of none"
     );
     assert!(lines(&["parallel.adaptive=false"]).is_empty());
