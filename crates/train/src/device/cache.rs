@@ -53,6 +53,18 @@ fn unused(root: &Path, name: &str) -> Option<(String, File)> {
     None
 }
 
+/// A line for the user: where the results are, and whether there are any.
+pub fn line() -> String {
+    let file = environment::path();
+    if CubeClRuntimeConfig::get().autotune.disable_cache {
+        "kernels are tuned anew in every run, for minutes: CUBECL_AUTOTUNE_CACHE is off".into()
+    } else if file.exists() {
+        format!("what earlier runs found out about kernels is in {}", file.display())
+    } else {
+        format!("the first run tunes kernels, for minutes; what it finds is kept in {}", file.display())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::unused;
@@ -65,17 +77,5 @@ mod tests {
         drop(lock);
         let (third, _lock) = unused(root.path(), "default").unwrap();
         assert_eq!([first.as_str(), &second, &third], ["default", "default-2", "default"]);
-    }
-}
-
-/// A line for the user: where the results are, and whether there are any.
-pub fn line() -> String {
-    let file = environment::path();
-    if CubeClRuntimeConfig::get().autotune.disable_cache {
-        "kernels are tuned anew in every run, for minutes: CUBECL_AUTOTUNE_CACHE is off".into()
-    } else if file.exists() {
-        format!("what earlier runs found out about kernels is in {}", file.display())
-    } else {
-        format!("the first run tunes kernels, for minutes; what it finds is kept in {}", file.display())
     }
 }
