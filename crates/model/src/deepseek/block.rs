@@ -2,7 +2,7 @@
 
 use super::Mla;
 use crate::cache::{Chunk, LayerCache};
-use crate::{DeepSeekConfig, MicroBatch, Parallel, RmsNorm, Rope, StepContext};
+use crate::{DeepSeekConfig, ExpertLoads, MicroBatch, Parallel, RmsNorm, Rope, StepContext};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use moe::{MoeConfig, MoeLayer, MoeStats, NoiseKey, SwiGlu};
@@ -39,6 +39,15 @@ pub struct BlockOutput {
     pub aux_loss: Option<Tensor<1>>,
     /// Where the tokens were routed, for a mixture of experts.
     pub stats: Option<MoeStats>,
+}
+
+impl BlockOutput {
+    /// Adds the expert loads to those of the step, in training.
+    pub(super) fn record(&self, loads: &ExpertLoads, layer: usize, batch: &MicroBatch) {
+        if let (Some(stats), Some(place)) = (&self.stats, batch.place) {
+            loads.record(layer, place.first_row, stats);
+        }
+    }
 }
 
 impl Block {

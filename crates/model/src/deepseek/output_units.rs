@@ -68,9 +68,7 @@ impl OutputUnits {
                 let mut parts = x_bsw.chunk(batch.mtp.len() + 1, 2);
                 let (h_bsd, embeddings_bsd) = (parts[k].clone(), parts[k + 1].clone());
                 let output = module.forward_over(h_bsd, embeddings_bsd, &batch.micro, &parallel);
-                if let (Some(stats), Some(place)) = (&output.stats, batch.micro.place) {
-                    loads.record(layers + k, place.first_row, stats);
-                }
+                output.record(&loads, layers + k, &batch.micro);
                 parts[k + 1] = output.x_btd;
                 (Tensor::cat(parts, 2), output.aux_loss)
             });

@@ -1,4 +1,5 @@
-//! DeepSeek as sharding units: the embedding, each block, and the calls after them (see [`output_units`](super::output_units)).
+//! DeepSeek as sharding units: the embedding, each block, and the calls after them (see
+//! [`output_units`](super::output_units)).
 
 use super::output_units::OutputUnits;
 use super::{Block, DeepSeek, embed};
@@ -36,9 +37,7 @@ impl DeepSeekUnits {
             let (loads, parallel) = (training.loads.clone(), training.parallel.clone());
             move |block: &Block, x_bsd, batch: &Batch| {
                 let output = block.forward_over(x_bsd, &batch.micro, &parallel);
-                if let (Some(stats), Some(place)) = (&output.stats, batch.micro.place) {
-                    loads.record(layer, place.first_row, stats);
-                }
+                output.record(&loads, layer, &batch.micro);
                 (output.x_btd, output.aux_loss)
             }
         });

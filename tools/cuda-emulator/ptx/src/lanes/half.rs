@@ -64,7 +64,7 @@ impl Format for F16 {
     }
     #[inline(always)]
     fn fused(a: f32, b: f32, c: f32) -> f32 {
-        fused(a, b, c)
+        sum_odd_f32(a * b, c)
     }
 }
 
@@ -84,29 +84,29 @@ impl Format for Bf16 {
     }
     #[inline(always)]
     fn fused(a: f32, b: f32, c: f32) -> f32 {
-        let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
-        let sum = product + c;
-        let back = sum - product;
-        let error = (product - (sum - back)) + (c - back);
-        let bits = sum.to_bits();
-        let inexact = sum.is_finite() && error != 0.0 && bits & 1 == 0;
-        let toward = if (error > 0.0) == (sum > 0.0) { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
-        narrow_odd(f64::from_bits(if inexact { toward } else { bits }))
+        narrow_odd(sum_odd_f64(f64::from(a) * f64::from(b), f64::from(c)))
     }
 }
 
-/// `a * b + c` so that rounding it to a format of 16 bits rounds only once: exact bits that are lost set the last one.
-#[inline(always)]
-fn fused(a: f32, b: f32, c: f32) -> f32 {
-    let product = a * b;
-    let sum = product + c;
-    let back = sum - product;
-    let error = (product - (sum - back)) + (c - back);
-    let bits = sum.to_bits();
-    let inexact = sum.is_finite() && error != 0.0 && bits & 1 == 0;
-    let toward = if (error > 0.0) == (sum > 0.0) { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
-    f32::from_bits(if inexact { toward } else { bits })
+macro_rules! sum_odd {
+    ($name:ident, $float:ident) => {
+        /// `a + b` rounded to odd, so that rounding it to a format of 16 bits rounds only once: exact bits that are
+        /// lost set the last one.
+        #[inline(always)]
+        fn $name(a: $float, b: $float) -> $float {
+            let sum = a + b;
+            let back = sum - a;
+            let error = (a - (sum - back)) + (b - back);
+            let bits = sum.to_bits();
+            let inexact = sum.is_finite() && error != 0.0 && bits & 1 == 0;
+            let toward = if (error > 0.0) == (sum > 0.0) { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
+            $float::from_bits(if inexact { toward } else { bits })
+        }
+    };
 }
+
+sum_odd!(sum_odd_f32, f32);
+sum_odd!(sum_odd_f64, f64);
 
 /// `value` rounded to odd: rounding it to a format of 16 bits rounds only once.
 #[inline(always)]
