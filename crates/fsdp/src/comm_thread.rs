@@ -18,7 +18,7 @@ pub(crate) struct CommStreams {
 }
 
 impl CommStreams {
-    /// Starts both lanes, each with its own communicators. This is a collective.
+    /// Starts both threads, each with its own communicators. This is a collective.
     pub fn start(groups: Groups) -> Result<Self, CommError> {
         let gather = CommThread::start(groups.again()?);
         Ok(Self { gather, reduce: CommThread::start(groups) })

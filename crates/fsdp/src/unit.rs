@@ -153,9 +153,9 @@ impl<B: 'static> Units<B> {
         }
     }
 
-    /// Takes values from `initializer` instead of the modules. Each rank draws only the values that it holds: `initializer` gets a
-    /// parameter's name (the unit's name, a dot, the path of fields), its number of dimensions and runs of its
-    /// elements, and returns the values of the runs, flat and concatenated.
+    /// Takes values from `initializer` instead of the modules. Each rank draws only the values that it holds:
+    /// `initializer` gets a parameter's name (the unit's name, a dot, the path of fields), its number of dimensions and
+    /// runs of its elements, and returns the values of the runs, flat and concatenated.
     pub fn initializer(&mut self, initializer: impl Fn(&str, usize, &[Range<usize>]) -> Vec<f32> + 'static) {
         self.initializer = Some(Box::new(initializer));
     }

@@ -9,8 +9,8 @@ const STD: f32 = 0.02;
 
 /// One parameter of a model: everything that a rank must know to create, shard, cast and count it.
 ///
-/// A family lists its parameters in the order in which its modules are visited. Shape, values, sharding and precision are
-/// read from here, never derived from a name.
+/// A family lists its parameters in the order in which its modules are visited. Shape, values, sharding and precision
+/// are read from here, never derived from a name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParameterSpec {
     /// Path of fields in the model, `blocks.0.attn.c_attn.weight`.

@@ -11,8 +11,8 @@ use std::rc::Rc;
 
 const D: usize = 16;
 const ROWS: usize = 6;
-/// Where gradients begin in the buffer: multiples of 256 elements, as in the buffer of a sharded unit; but the last two at
-/// offsets that a device cannot bind.
+/// Where gradients begin in the buffer: multiples of 256 elements, as in the buffer of a sharded unit; but the last two
+/// at offsets that a device cannot bind.
 const STARTS: [usize; 6] = [0, 256, 512, 768, 1281, 1600];
 const LEN: usize = 1880;
 
@@ -22,8 +22,8 @@ fn leaf<const N: usize>(seed: usize, shape: [usize; N], dtype: DType, device: &D
     Tensor::<N>::from_data(TensorData::new(values, shape), (device, DType::F32)).cast(dtype).autodiff().require_grad()
 }
 
-/// A weight, one that is read transposed, one that is used twice, the matrices of two experts, one at an odd place, and a
-/// bias; and a loss of them.
+/// A weight, one that is read transposed, one that is used twice, the matrices of two experts, one at an odd place, and
+/// a bias; and a loss of them.
 struct Graph {
     weights: [Tensor<2>; 3],
     experts: Tensor<3>,

@@ -95,14 +95,14 @@ mod tests {
             name_data_alike(setups.iter_mut());
             setups.into_iter().filter_map(|setup| setup.data).collect()
         };
-        assert_eq!(named(&["data/ru.txt", "/work/data/ru.txt", "./ru.txt", "../data/ru.txt"]), ["data/ru.txt"; 4]);
+        assert_eq!(named(&["data/ru.txt", "/home/a/data/ru.txt", "./ru.txt", "../data/ru.txt"]), ["data/ru.txt"; 4]);
         assert_eq!(named(&["/a/ru.txt", "/b/ru.txt"]), ["/a/ru.txt", "/b/ru.txt"]);
         assert_eq!(named(&["shakespeare", "copies/shakespeare", "/"]), ["shakespeare", "shakespeare", "/"]);
 
         let lines = [
             r#"{"started":"a","step":0,"ranks":1,"data":"data/ru.txt","train_tokens":9}"#,
-            r#"{"started":"b","step":10,"ranks":1,"data":"/work/data/ru.txt","train_tokens":9}"#,
-            r#"{"started":"c","step":20,"ranks":1,"data":"/work/data/ru.txt","train_tokens":8}"#,
+            r#"{"started":"b","step":10,"ranks":1,"data":"/home/a/data/ru.txt","train_tokens":9}"#,
+            r#"{"started":"c","step":20,"ranks":1,"data":"/home/a/data/ru.txt","train_tokens":8}"#,
         ];
         let setups = setups(&Log::of(&lines), &vec![]);
         let told: Vec<_> = setups.iter().map(|setup| (setup.step, setup.train_tokens)).collect();

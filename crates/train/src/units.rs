@@ -22,8 +22,8 @@ pub(crate) fn units(
     training.units(&*config.family(), device)
 }
 
-/// Updates the selection biases from the step's expert loads, if configured; `sums` are [`ExpertLoads::numbers`], summed
-/// over all ranks.
+/// Updates the selection biases from the step's expert loads, if configured; `sums` are [`ExpertLoads::numbers`],
+/// summed over all ranks.
 pub(crate) fn update_selection_biases(
     units: &dyn ModelUnits,
     config: &Config,
