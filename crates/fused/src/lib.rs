@@ -69,7 +69,7 @@ pub use linear_add_norm::{linear_add_layer_norm, linear_add_rms_norm};
 pub use math::exp;
 pub use norm::{layer_norm, rms_norm};
 pub use precision::widened;
-pub use rope::{RopeTable, rope};
+pub use rope::{RopeTable, rope, rope_by_position};
 pub use silu_mul::silu_mul;
 pub use sum_of_squares::{add_sum_of_squares, sum_of_squares};
 pub use uninit::{overwritten, poison_uninitialised, written};

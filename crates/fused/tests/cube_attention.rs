@@ -81,7 +81,7 @@ fn separate_agree([b, heads, t, s, d, dv, offset]: [usize; 7], by_position: bool
         let [q, k, v] = [make(t, d, 1), make(s, d, 2), make(s, dv, 3)];
         let inputs = [q, k, v];
         let [q, k, v] = inputs.clone();
-        gradients(causal_attention(q, k, v, 0.8, offset), inputs)
+        gradients(causal_attention(q, k, v, 0.8, offset, None), inputs)
     });
 }
 

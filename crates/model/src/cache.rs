@@ -175,13 +175,13 @@ impl Chunk {
             x.expand([b, heads, columns, width])
         };
         if self.starts.iter().all(|start| *start == first) {
-            return causal_attention(q_bhtd, of_heads(k_bhcd), of_heads(v_bhcv), scale, first);
+            return causal_attention(q_bhtd, of_heads(k_bhcd), of_heads(v_bhcv), scale, first, None);
         }
         let of_sequence = |(i, start): (usize, &usize)| {
             let keys = (start + self.t).min(self.columns);
             let of = |x: &Tensor<4>, rows| x.clone().slice_dim(0, i..i + 1).slice_dim(2, 0..rows);
             let (k, v) = (of_heads(of(&k_bhcd, keys)), of_heads(of(&v_bhcv, keys)));
-            causal_attention(of(&q_bhtd, queries), k, v, scale, *start)
+            causal_attention(of(&q_bhtd, queries), k, v, scale, *start, None)
         };
         Tensor::cat(self.starts.iter().enumerate().map(of_sequence).collect(), 0)
     }

@@ -250,7 +250,7 @@ fn gpt2(sizes: &Gpt2, device: &Device) -> Vec<Operation> {
         .attention(scores, d / heads, d / heads, n * d),
         Operation::new(["causal_attention", model], n, vec![n * d; 3], n * d, move |x| {
             let [q, k, v] = [0, 1, 2].map(|i| x[i].clone().reshape([b, heads, t, d / heads]));
-            flat(fused::causal_attention(q, k, v, scale, 0))
+            flat(fused::causal_attention(q, k, v, scale, 0, None))
         })
         .attention(scores, d / heads, d / heads, n * d),
         Operation::new(["linear_cross_entropy_transposed", model], n, vec![n * d, vocab * d], 1, move |x| {

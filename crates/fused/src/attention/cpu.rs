@@ -1,4 +1,4 @@
-//! Attention in plain Rust: one task per head of a sequence.
+//! Attention in plain Rust: one task per head of a sequence; in the backward, one per key-value head.
 
 use super::head::Head;
 use super::views::{Target, View};
@@ -16,7 +16,10 @@ use std::mem::MaybeUninit;
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     pub b: usize,
+    /// Query heads.
     pub heads: usize,
+    /// Heads of keys and values; divides `heads`.
+    pub kv_heads: usize,
     pub t: usize,
     pub s: usize,
     pub d: usize,
@@ -47,9 +50,15 @@ impl Sizes {
         Head { t, s, q: [q], k: [k], d: [d], v, dv, rule: mask.rule, starts: mask.starts(place[0], t), place }
     }
 
-    fn by_position(&self, width: usize, t: usize) -> [usize; 3] {
-        [t * self.heads * width, width, self.heads * width]
+    /// Query heads that share a key-value head.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
     }
+}
+
+/// Strides of `[b, rows, heads, width]` from a sequence, a head and a position to the next.
+fn by_position(rows: usize, heads: usize, width: usize) -> [usize; 3] {
+    [rows * heads * width, width, heads * width]
 }
 
 /// Returns `y`, `[b, t, heads, dv]`, and `l_bht`.
@@ -58,19 +67,20 @@ pub(crate) fn attention_cpu<T: Element>(
     [q, k, v]: [Lying<'_, T>; 3],
     mask: Mask<'_>,
 ) -> (Vec<T>, Vec<f32>) {
-    let Sizes { b, heads, t, s, d, dv } = sizes;
+    let Sizes { b, heads, t, s, d, dv, .. } = sizes;
     let (q, k, v) = (View::new(q.0, q.1, d), View::new(k.0, k.1, d), View::new(v.0, v.1, dv));
     let mut l = vec![0.0; b * heads * t];
     let write = |y: &mut [MaybeUninit<T>]| {
         // SAFETY: the memory holds exactly these rows, by position and head.
-        let to_y = unsafe { Target::new(y.as_mut_ptr().cast::<T>(), sizes.by_position(dv, t), dv) };
+        let to_y = unsafe { Target::new(y.as_mut_ptr().cast::<T>(), by_position(t, heads, dv), dv) };
         let l = Pieces::new(&mut l);
         team::for_each(if t == 0 { 0 } else { b * heads }, |i| {
             let (place, mut wide) = ([i / heads, i % heads], <[Vec<f32>; 4]>::default());
+            let kv_place = [place[0], place[1] / sizes.group()];
             let [wide_q, wide_k, wide_v, wide_y] = &mut wide;
             // SAFETY: each task takes its head's part.
             let l = unsafe { l.part(i, t) };
-            let rows = [q.rows(place, t, wide_q), k.rows(place, s, wide_k), v.rows(place, s, wide_v)];
+            let rows = [q.rows(place, t, wide_q), k.rows(kv_place, s, wide_k), v.rows(kv_place, s, wide_v)];
             let head = sizes.head(rows, mask, place);
             // SAFETY: there are `t` rows of `dv`.
             unsafe { head.forward(to_y.rows(place, t, wide_y), l) };
@@ -82,7 +92,7 @@ pub(crate) fn attention_cpu<T: Element>(
     (y, l)
 }
 
-/// Returns the gradients by position: `[b, t, heads, d]`, `[b, s, heads, d]`, `[b, s, heads, dv]`.
+/// Returns the gradients by position: `[b, t, heads, d]`, `[b, s, kv_heads, d]`, `[b, s, kv_heads, dv]`.
 pub(crate) fn attention_backward_cpu<T: Element>(
     sizes: Sizes,
     inputs: [Lying<'_, T>; 3],
@@ -90,16 +100,16 @@ pub(crate) fn attention_backward_cpu<T: Element>(
     l: &[f32],
     mask: Mask<'_>,
 ) -> [Vec<T>; 3] {
-    let Sizes { b, heads, t, s, d, dv } = sizes;
-    let shapes = [(t, d), (s, d), (s, dv)];
+    let Sizes { b, heads, kv_heads, t, s, d, dv } = sizes;
+    let shapes = [(t, heads, d), (s, kv_heads, d), (s, kv_heads, dv)];
     if t == 0 {
         // Without queries there are no tasks; keys that no query sees have gradients of 0.
-        return shapes.map(|(rows, width)| vec![T::from_f32(0.0); b * rows * heads * width]);
+        return shapes.map(|(rows, heads, width)| vec![T::from_f32(0.0); b * rows * heads * width]);
     }
-    let [mut d_q, mut d_k, mut d_v] = shapes.map(|(rows, width)| Room::<T>::new(b * rows * heads * width));
-    let to = |room: &mut Room<T>, (rows, width)| {
+    let [mut d_q, mut d_k, mut d_v] = shapes.map(|(rows, heads, width)| Room::<T>::new(b * rows * heads * width));
+    let to = |room: &mut Room<T>, (rows, heads, width)| {
         // SAFETY: the memory holds exactly these rows, by position and head.
-        unsafe { Target::new(room.elements().as_mut_ptr().cast(), sizes.by_position(width, rows), width) }
+        unsafe { Target::new(room.elements().as_mut_ptr().cast(), by_position(rows, heads, width), width) }
     };
     let targets = [to(&mut d_q, shapes[0]), to(&mut d_k, shapes[1]), to(&mut d_v, shapes[2])];
     backward(sizes, inputs, outputs, l, mask, targets);
@@ -121,7 +131,7 @@ pub(crate) fn self_attention_backward_cpu<T: Element>(
     mask: Mask<'_>,
 ) -> Vec<T> {
     let Sizes { heads, t, d, .. } = sizes;
-    let by_position = sizes.by_position(d, t);
+    let by_position = by_position(t, heads, d);
     let write = |gradient: &mut [MaybeUninit<T>]| {
         let first = gradient.as_mut_ptr().cast::<T>();
         let strides = [3 * by_position[0], d, 3 * by_position[2]];
@@ -148,21 +158,27 @@ fn backward<T: Element>(
     mask: Mask<'_>,
     [to_q, to_k, to_v]: [Target<T>; 3],
 ) {
-    let Sizes { b, heads, t, s, d, dv } = sizes;
+    let Sizes { b, heads, kv_heads, t, s, d, dv } = sizes;
     let (q, k, v) = (View::new(q.0, q.1, d), View::new(k.0, k.1, d), View::new(v.0, v.1, dv));
     let (y, dy) = (View::new(y.0, y.1, dv), View::new(dy.0, dy.1, dv));
-    team::for_each(if t == 0 { 0 } else { b * heads }, |i| {
-        let l = &l[i * t..(i + 1) * t];
-        let (place, mut wide) = ([i / heads, i % heads], <[Vec<f32>; 8]>::default());
+    team::for_each(if t == 0 { 0 } else { b * kv_heads }, |i| {
+        let (kv_place, mut wide) = ([i / kv_heads, i % kv_heads], <[Vec<f32>; 8]>::default());
         let [wide_q, wide_k, wide_v, wide_y, wide_dy, to_wide_q, to_wide_k, to_wide_v] = &mut wide;
-        let rows = [q.rows(place, t, wide_q), k.rows(place, s, wide_k), v.rows(place, s, wide_v)];
-        let outputs = [y.rows(place, t, wide_y), dy.rows(place, t, wide_dy)];
-        let targets = [to_q.rows(place, t, to_wide_q), to_k.rows(place, s, to_wide_k), to_v.rows(place, s, to_wide_v)];
-        // SAFETY: the targets have rows for all gradients.
-        unsafe { sizes.head(rows, mask, place).backward(outputs, l, [targets[0]], [targets[1]], targets[2]) };
-        to_q.put(place, to_wide_q);
-        to_k.put(place, to_wide_k);
-        to_v.put(place, to_wide_v);
+        let [k, v] = [k.rows(kv_place, s, wide_k), v.rows(kv_place, s, wide_v)];
+        let (d_k, d_v) = (to_k.rows(kv_place, s, to_wide_k), to_v.rows(kv_place, s, to_wide_v));
+        // The heads of a group add to the same gradients, one after the other.
+        for member in 0..sizes.group() {
+            let place = [kv_place[0], kv_place[1] * sizes.group() + member];
+            let head = place[0] * heads + place[1];
+            let outputs = [y.rows(place, t, wide_y), dy.rows(place, t, wide_dy)];
+            let d_q = to_q.rows(place, t, to_wide_q);
+            let head_of = sizes.head([q.rows(place, t, wide_q), k, v], mask, place);
+            // SAFETY: the targets have rows for all gradients.
+            unsafe { head_of.backward(outputs, &l[head * t..(head + 1) * t], [d_q], ([d_k], d_v), member > 0) };
+            to_q.put(place, to_wide_q);
+        }
+        to_k.put(kv_place, to_wide_k);
+        to_v.put(kv_place, to_wide_v);
     });
 }
 
@@ -309,7 +325,7 @@ pub(crate) fn latent_attention_backward_cpu<T: Element>(
         let to_k = [to.k_nope.rows(place, t, to_wide_k), (d_k_rope.as_mut_ptr(), rope)];
         let head = latent.head(q, k, parts.v.rows(place, t, wide_v), place);
         // SAFETY: the targets have rows for all gradients.
-        unsafe { head.backward(outputs, l, to_q, to_k, to.v.rows(place, t, to_wide_v)) };
+        unsafe { head.backward(outputs, l, to_q, (to_k, to.v.rows(place, t, to_wide_v)), false) };
         to.q_nope.put(place, to_wide_q);
         to.k_nope.put(place, to_wide_k);
         to.v.put(place, to_wide_v);

@@ -93,13 +93,21 @@ impl<const P: usize> Head<'_, P> {
         }
     }
 
-    /// Sets the gradients of queries and keys, part by part, and of values.
+    /// Sets the gradients of queries and keys, part by part, and of values; those of keys and values are added to what
+    /// is there if `add`.
     ///
     /// # Safety
     /// The destinations must have room for them.
-    pub unsafe fn backward(&self, [y, dy]: [Matrix<'_, f32>; 2], l: &[f32], to_q: [To; P], to_k: [To; P], to_v: To) {
+    pub unsafe fn backward(
+        &self,
+        [y, dy]: [Matrix<'_, f32>; 2],
+        l: &[f32],
+        to_q: [To; P],
+        (to_k, to_v): ([To; P], To),
+        add: bool,
+    ) {
         let (mut p, mut ds) = (self.scores(), self.scores());
-        if !self.starts.is_empty() {
+        if !self.starts.is_empty() && !add {
             // SAFETY: there are rows for all keys.
             to_k.iter().zip(self.d).for_each(|(to, width)| unsafe { clear(*to, 0..self.s, width) });
             unsafe { clear(to_v, 0..self.s, self.dv) };
@@ -107,7 +115,8 @@ impl<const P: usize> Head<'_, P> {
         // The last tile comes first. Without starts it sees all keys, so it sets their gradients and the others add to
         // them.
         for (first, end) in self.tiles() {
-            let (rows, tile, add) = (end - first, self.tile(first, end), end < self.t || !self.starts.is_empty());
+            let (rows, tile) = (end - first, self.tile(first, end));
+            let add = add || end < self.t || !self.starts.is_empty();
             let (n, keys) = (tile.keys.len(), tile.keys.clone());
             if n == 0 {
                 // SAFETY: there are rows for these queries.

@@ -18,8 +18,8 @@
 //! 2307.08691). The result of a row depends only on its query and on the keys up to it. Its bits do not change with the
 //! rest of the batch.
 //!
-//! For document masking, `starts`, `[b, t]`, holds the first key that each query sees, which adds the condition
-//! `j >= starts[i]`. Starts never decrease along a sequence. Tiles of keys that no query of a tile sees are skipped, so
+//! For document masking and sliding windows, `starts`, `[b, t]`, holds the first key that each query sees, which adds
+//! the condition `j >= starts[i]`. Starts never decrease along a sequence. Tiles of keys that no query of a tile sees are skipped, so
 //! that the work is the sum of the squared document lengths. Rows then have the same bits if the same documents precede
 //! them. A query that sees no key has the result 0 and an `l` of -1e30.
 //!
@@ -34,7 +34,7 @@
 //!
 //! | | queries | keys | values |
 //! |---|---|---|---|
-//! | [`causal_attention`] | `q_bhtd` | `k_bhsd` | `v_bhsv` |
+//! | [`causal_attention`] | `q_bhtd` | `k_bgsd`, of g heads | `v_bgsv` |
 //! | [`causal_self_attention`] | | `[b, t, 3 heads d]`, one product | |
 //! | [`latent_attention`] | `[b, t, heads (nope + rope)]` | `nope` of `[b, t, heads (nope + v)]`, and one rotated part for all heads, `[b, t, rope]` | its `v` |
 
@@ -61,20 +61,31 @@ pub use part::AttentionPart;
 
 /// Computes `softmax(mask(q k^T * scale)) v` for each head. Query `i` sees the keys up to `i + offset`.
 ///
+/// Several query heads may share a head of keys and values (grouped-query attention, arXiv 2305.13245): with `n` query
+/// heads for each, head `h` reads head `h / n`.
+///
 /// # Shapes
-/// `q`: `[b, heads, t, d]`; `k`: `[b, heads, s, d]`; `v`: `[b, heads, s, dv]`, with `s` at most `t + offset`; the
-/// result: `[b, t, heads, dv]`. Inputs whose last dimension is contiguous are not copied.
+/// `q`: `[b, heads, t, d]`; `k`: `[b, kv_heads, s, d]`; `v`: `[b, kv_heads, s, dv]`, with `s` at most `t + offset` and
+/// `heads` a multiple of `kv_heads`; the result: `[b, t, heads, dv]`. Inputs whose last dimension is contiguous are not
+/// copied. `starts`, `[b, t]`, masks documents or limits a window: the first key that each query sees.
 ///
 /// # Panics
 /// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width is 0, if a query would see no
-/// key, or if no query would see a key.
-pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, offset: usize) -> Tensor<4> {
+/// key without starts, if no query would see a key, or if starts are not i32 or i64.
+pub fn causal_attention(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    scale: f64,
+    offset: usize,
+    starts: Option<&Tensor<2, Int>>,
+) -> Tensor<4> {
     let call = Call("causal_attention");
     let ([b, t], s) = check(call, [&q, &k, &v]);
     let seen = s <= t.saturating_add(offset) && (s > 0) == (t > 0);
     call.that(seen, format_args!("{t} queries, {s} keys and an offset of {offset}: each is to see or be seen"));
     let rule = AttentionRule { scale: scale as f32, offset, dropout: None };
-    let starts = checked(call, None, [b, t], &q.device());
+    let starts = checked(call, starts, [b, t], &q.device());
     let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
     Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, starts, rule).0)
 }
@@ -156,14 +167,17 @@ pub fn latent_attention(
     Tensor::from_dispatch(Dispatch::fused_latent_attention(q, kv, k_rope.into_dispatch(), cos, sin, starts, rule).0)
 }
 
-/// Checks `q_bhtd`, `k_bhsd` and `v_bhsv`; returns the numbers of sequences and queries, and of keys.
+/// Checks `q_bhtd`, `k_bgsd` and `v_bgsv` with `g` heads of keys and values; returns the numbers of sequences and
+/// queries, and of keys.
 fn check(call: Call, [q, k, v]: [&Tensor<4>; 3]) -> ([usize; 2], usize) {
-    let ([b, heads, t, d], [_, _, s, dv]) = (q.dims(), v.dims());
+    let ([b, heads, t, d], [_, kv_heads, s, dv]) = (q.dims(), v.dims());
     call.float("q", q.dtype());
     call.dtype("k", k.dtype(), q.dtype());
     call.dtype("v", v.dtype(), q.dtype());
-    call.shape("k", k.dims(), [b, heads, s, d]);
-    call.shape("v", v.dims(), [b, heads, s, dv]);
+    call.shape("k", k.dims(), [b, kv_heads, s, d]);
+    call.shape("v", v.dims(), [b, kv_heads, s, dv]);
+    let grouped = heads == kv_heads || kv_heads > 0 && heads.is_multiple_of(kv_heads);
+    call.that(grouped, format_args!("q has {heads} heads, expected a multiple of the {kv_heads} of k and v"));
     call.that(d > 0 && dv > 0, format_args!("q and v have widths of {d} and {dv}, expected at least 1"));
     ([b, t], s)
 }

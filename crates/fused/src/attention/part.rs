@@ -34,7 +34,8 @@ impl AttentionPart {
         AttentionRule { scale: self.scale as f32, offset: if query == key { 0 } else { keys }, dropout }
     }
 
-    /// Maps `q_bhtd`, `k_bhsd` and `v_bhsv` to `y_bthv` and to the log-sum-exp of scores, `l_bht`, in f32.
+    /// Maps `q_bhtd`, `k_bgsd` and `v_bgsv` to `y_bthv` and to the log-sum-exp of scores, `l_bht`, in f32. As in
+    /// [`causal_attention`](crate::causal_attention), g divides h.
     ///
     /// `l` is -1e30 if a query sees no key. `starts_bt` holds the position in the sequence of the first key that each
     /// query sees, as in [`causal_self_attention`](crate::causal_self_attention).
@@ -51,7 +52,7 @@ impl AttentionPart {
         (Tensor::from_dispatch(y), Tensor::from_dispatch(l))
     }
 
-    /// Returns the gradients of `q_bhtd`, `k_bhsd` and `v_bhsv`, given `y_bthv` and `l_bht` of all keys and the
+    /// Returns the gradients of `q_bhtd`, `k_bgsd` and `v_bgsv`, given `y_bthv` and `l_bht` of all keys and the
     /// gradient of `y`.
     ///
     /// # Panics

@@ -1,7 +1,7 @@
 //! Tests of attention on the CPU against naive sums, in layouts, parts and documents.
 
 use super::*;
-use burn::tensor::{DType, Device, Distribution};
+use burn::tensor::{DType, Device, Distribution, TensorData};
 use proptest::prelude::*;
 
 fn random(shape: [usize; 4]) -> Tensor<4> {
@@ -21,33 +21,43 @@ fn run(attention: impl Fn([Tensor<4>; 3]) -> Tensor<4>, inputs: &[Tensor<4>; 3],
     [floats(y.inner()), q, k, v]
 }
 
-/// Computes the output, and the gradients by their formulas, in f64, one number at a time.
-fn naive([b, h, t, d, dv]: [usize; 5], inputs: &[Tensor<4>; 3], dy: &Tensor<4>, scale: f64) -> [Vec<f64>; 4] {
+/// Computes the output, and the gradients by their formulas, in f64, one number at a time. A group of `n` query heads
+/// shares keys and values, and a query sees the `window` keys up to its own.
+fn naive(
+    [b, h, n, t, d, dv]: [usize; 6],
+    inputs: &[Tensor<4>; 3],
+    dy: &Tensor<4>,
+    scale: f64,
+    window: usize,
+) -> [Vec<f64>; 4] {
     let wide = |tensor: &Tensor<4>| tensor.clone().into_data().iter::<f32>().map(f64::from).collect::<Vec<f64>>();
     let [q, k, v] = inputs.each_ref().map(wide);
     let dy = wide(dy);
     let mut y = vec![0.0; b * t * h * dv];
-    let [mut dq, mut dk, mut d_v] = [vec![0.0; b * h * t * d], vec![0.0; b * h * t * d], vec![0.0; b * h * t * dv]];
+    let kv = b * h / n;
+    let [mut dq, mut dk, mut d_v] = [vec![0.0; b * h * t * d], vec![0.0; kv * t * d], vec![0.0; kv * t * dv]];
     for head in 0..b * h {
         let out = |i: usize| ((head / h * t + i) * h + head % h) * dv;
-        let at = |i: usize, width: usize| (head * t + i) * width;
+        let of_query = |i: usize| (head * t + i) * d;
+        let at = |j: usize, width: usize| (head / n * t + j) * width;
         for i in 0..t {
-            let s: Vec<f64> =
-                (0..=i).map(|j| scale * (0..d).map(|c| q[at(i, d) + c] * k[at(j, d) + c]).sum::<f64>()).collect();
+            let from = (i + 1).saturating_sub(window);
+            let score = |j| scale * (0..d).map(|c| q[of_query(i) + c] * k[at(j, d) + c]).sum::<f64>();
+            let s: Vec<f64> = (from..=i).map(score).collect();
             let most = s.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let total: f64 = s.iter().map(|s| (s - most).exp()).sum();
             let p: Vec<f64> = s.iter().map(|s| (s - most).exp() / total).collect();
-            let dp: Vec<f64> = (0..=i).map(|j| (0..dv).map(|c| dy[out(i) + c] * v[at(j, dv) + c]).sum()).collect();
+            let dp: Vec<f64> = (from..=i).map(|j| (0..dv).map(|c| dy[out(i) + c] * v[at(j, dv) + c]).sum()).collect();
             let mean: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
-            for j in 0..=i {
-                let ds = scale * p[j] * (dp[j] - mean);
+            for (j, (p, dp)) in (from..=i).zip(p.iter().zip(&dp)) {
+                let ds = scale * p * (dp - mean);
                 for c in 0..dv {
-                    y[out(i) + c] += p[j] * v[at(j, dv) + c];
-                    d_v[at(j, dv) + c] += p[j] * dy[out(i) + c];
+                    y[out(i) + c] += p * v[at(j, dv) + c];
+                    d_v[at(j, dv) + c] += p * dy[out(i) + c];
                 }
                 for c in 0..d {
-                    dq[at(i, d) + c] += ds * k[at(j, d) + c];
-                    dk[at(j, d) + c] += ds * q[at(i, d) + c];
+                    dq[of_query(i) + c] += ds * k[at(j, d) + c];
+                    dk[at(j, d) + c] += ds * q[of_query(i) + c];
                 }
             }
         }
@@ -60,20 +70,26 @@ proptest! {
     #[test]
     fn output_and_gradients_are_those_of_a_naive_one_in_f64(
         b in 1usize..3,
-        h in 1usize..4,
+        [h, n] in prop_oneof![(1usize..4).prop_map(|h| [h, 1]), Just([4, 2]), Just([3, 3]), Just([6, 2])],
+        window in prop_oneof![Just(None), (1usize..300).prop_map(Some)],
         t in prop_oneof![1usize..10, 60usize..70, 125usize..132, 250usize..300],
         d in prop_oneof![Just(1usize), Just(8), Just(24), 1usize..40],
         dv in prop_oneof![Just(8usize), 1usize..40],
         by_position in any::<bool>(),
     ) {
         // Laid out as by a projection, with heads side by side, or head by head.
-        let input = |width| match by_position {
+        let input = |h, width| match by_position {
             true => random([b, t, h, width]).swap_dims(1, 2),
             false => random([b, h, t, width]),
         };
-        let (inputs, dy, scale) = ([input(d), input(d), input(dv)], random([b, t, h, dv]), 0.7);
-        let found = run(|[q, k, v]| causal_attention(q, k, v, scale, 0), &inputs, &dy);
-        let expected = naive([b, h, t, d, dv], &inputs, &dy, scale);
+        let (inputs, dy, scale) = ([input(h, d), input(h / n, d), input(h / n, dv)], random([b, t, h, dv]), 0.7);
+        let starts = window.map(|window| {
+            let row = (0..t).map(|i| (i + 1).saturating_sub(window) as i32);
+            let rows = TensorData::new((0..b).flat_map(|_| row.clone()).collect::<Vec<_>>(), [b, t]);
+            Tensor::<2, Int>::from_data(rows, &Device::flex())
+        });
+        let found = run(|[q, k, v]| causal_attention(q, k, v, scale, 0, starts.as_ref()), &inputs, &dy);
+        let expected = naive([b, h, n, t, d, dv], &inputs, &dy, scale, window.unwrap_or(t));
         for (what, (found, expected)) in ["y", "dq", "dk", "dv"].iter().zip(found.iter().zip(&expected)) {
             prop_assert_eq!(found.len(), expected.len());
             let most = expected.iter().fold(1.0f64, |most, value| most.max(value.abs()));
@@ -87,10 +103,10 @@ proptest! {
 #[test]
 fn a_row_has_the_same_bits_in_any_batch_and_before_any_end() {
     let [q, k, v] = [0; 3].map(|_| random([3, 2, 200, 16]));
-    let all = causal_attention(q.clone(), k.clone(), v.clone(), 0.25, 0);
+    let all = causal_attention(q.clone(), k.clone(), v.clone(), 0.25, 0, None);
     for (row, end) in [(1, 200), (2, 130), (0, 70), (1, 1)] {
         let part = |x: &Tensor<4>| x.clone().slice([row..row + 1, 0..2, 0..end, 0..16]);
-        let alone = causal_attention(part(&q), part(&k), part(&v), 0.25, 0);
+        let alone = causal_attention(part(&q), part(&k), part(&v), 0.25, 0, None);
         assert_eq!(
             floats(alone),
             floats(all.clone().slice([row..row + 1, 0..end, 0..2, 0..16])),
@@ -102,28 +118,28 @@ fn a_row_has_the_same_bits_in_any_batch_and_before_any_end() {
 #[test]
 fn large_scores_neither_overflow_nor_vanish() {
     let inputs = [random([1, 1, 70, 8]) * 1e3, random([1, 1, 70, 8]) * 10.0, random([1, 1, 70, 8])];
-    let found = run(|[q, k, v]| causal_attention(q, k, v, 1.0, 0), &inputs, &random([1, 70, 1, 8]));
+    let found = run(|[q, k, v]| causal_attention(q, k, v, 1.0, 0, None), &inputs, &random([1, 70, 1, 8]));
     assert!(found.iter().flatten().all(|value| value.is_finite()));
 }
 
 #[test]
 fn without_sequences_there_is_nothing() {
     let none = || Tensor::<4>::zeros([0, 2, 5, 4], &Device::flex());
-    assert_eq!(causal_attention(none(), none(), none(), 1.0, 0).dims(), [0, 5, 2, 4]);
+    assert_eq!(causal_attention(none(), none(), none(), 1.0, 0, None).dims(), [0, 5, 2, 4]);
 }
 
 /// The queries are the end of a sequence, and some keys precede all queries.
 #[test]
 fn an_offset_moves_queries_to_later_keys() {
     let [q, k, v] = [0; 3].map(|_| random([2, 2, 150, 16]));
-    let all = causal_attention(q.clone(), k.clone(), v.clone(), 0.25, 0);
+    let all = causal_attention(q.clone(), k.clone(), v.clone(), 0.25, 0, None);
     for from in [1, 100, 149] {
         let last = q.clone().slice([0..2, 0..2, from..150]);
-        let found = causal_attention(last, k.clone(), v.clone(), 0.25, from);
+        let found = causal_attention(last, k.clone(), v.clone(), 0.25, from, None);
         assert_eq!(floats(found), floats(all.clone().slice([0..2, from..150])), "queries from {from} on");
     }
     // Every query sees every key: the result is that of softmax without a mask.
-    let found = causal_attention(q.clone(), k.clone(), v.clone(), 0.25, 150);
+    let found = causal_attention(q.clone(), k.clone(), v.clone(), 0.25, 150, None);
     let p = burn::tensor::activation::softmax(q.matmul(k.swap_dims(2, 3)) * 0.25, 3);
     let expected = floats(p.matmul(v).swap_dims(1, 2));
     assert!(floats(found).iter().zip(&expected).all(|(a, b)| (a - b).abs() < 2e-6));
@@ -160,7 +176,7 @@ fn attention_of_one_product_is_that_of_its_three_parts() {
     let together = gradients(|[qkv, ..]| causal_self_attention(qkv, heads, 0.3, None, None), &inputs, &dy);
     let three = |[qkv, ..]: [Tensor<3>; 3]| {
         let [q, k, v] = parts(qkv);
-        causal_attention(q, k, v, 0.3, 0).reshape([b, t, heads * d])
+        causal_attention(q, k, v, 0.3, 0, None).reshape([b, t, heads * d])
     };
     assert_eq!(together, gradients(three, &inputs, &dy), "the same numbers, added up in the same order");
 
@@ -202,7 +218,7 @@ fn latent_attention_is_that_of_whole_queries_and_keys() {
         let q_rope = crate::rope(cut(&q, nope + rope, nope..nope + rope), &table);
         let q = Tensor::cat(vec![cut(&q, nope + rope, 0..nope), q_rope], 3);
         let k = Tensor::cat(vec![cut(&kv, nope + dv, 0..nope), k_rope], 3);
-        causal_attention(q, k, cut(&kv, nope + dv, nope..nope + dv), 0.3, 0).reshape([b, t, heads * dv])
+        causal_attention(q, k, cut(&kv, nope + dv, nope..nope + dv), 0.3, 0, None).reshape([b, t, heads * dv])
     };
     let expected = gradients(whole, &inputs, &dy);
     near(&gradients(latent, &inputs, &dy), &expected, 1e-5);

@@ -13,6 +13,7 @@ use crate::cross_entropy::CrossEntropyRule;
 use crate::dropout::DropoutRule;
 use crate::linear::Again;
 use crate::norm::NormRule;
+use crate::rope::RopeRule;
 use crate::step::step;
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -74,12 +75,12 @@ where
         x: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
-        back: bool,
+        rule: RopeRule,
     ) -> FloatTensor<Self> {
-        assert!(!back, "{NO_SECOND_ORDER}");
+        assert!(!rule.back, "{NO_SECOND_ORDER}");
         let (cos, sin) = (cos.into_primitive(), sin.into_primitive());
-        let y = B::fused_rope(x.primitive().clone(), cos.clone(), sin.clone(), false);
-        step::<B, C, _, 1>([&x], y, || Rope::<B> { cos, sin })
+        let y = B::fused_rope(x.primitive().clone(), cos.clone(), sin.clone(), rule);
+        step::<B, C, _, 1>([&x], y, || Rope::<B> { cos, sin, rule })
     }
 
     fn fused_dropout(x: FloatTensor<Self>, rule: DropoutRule) -> FloatTensor<Self> {

@@ -9,7 +9,8 @@ use crate::cube::launch::part_or_empty;
 use crate::cube::{product, product_into};
 use crate::dropout::{self, DropoutRule};
 use crate::norm::{self, NormRule};
-use crate::{embedding, gelu, linear_add_norm, rope, silu_mul, sum_of_squares};
+use crate::rope::{self, RopeRule};
+use crate::{embedding, gelu, linear_add_norm, silu_mul, sum_of_squares};
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn_cubecl::CubeBackend;
@@ -57,9 +58,9 @@ impl FusedOps for CubeBackend {
         x: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
-        back: bool,
+        rule: RopeRule,
     ) -> FloatTensor<Self> {
-        rope::cube::rope(x, cos, sin, back)
+        rope::cube::rope(x, cos, sin, rule)
     }
 
     fn fused_dropout(x: FloatTensor<Self>, rule: DropoutRule) -> FloatTensor<Self> {

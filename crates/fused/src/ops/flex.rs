@@ -8,10 +8,11 @@ use crate::cross_entropy::{CrossEntropyRule, cross_entropy_cpu};
 use crate::dropout::{DropoutRule, dropout_cpu};
 use crate::linear::{Again, Weighted};
 use crate::norm::{self, NormRule};
+use crate::rope::{self, RopeRule};
 use crate::slices::{contiguous, float, slice};
 use crate::sum_of_squares::{add_parts_cpu, sum_of_squares_cpu};
 use crate::with_float;
-use crate::{Element, embedding, gelu, linear, rope, silu_mul};
+use crate::{Element, embedding, gelu, linear, silu_mul};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
@@ -74,12 +75,12 @@ impl FusedOps for Flex {
         x: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
-        back: bool,
+        rule: RopeRule,
     ) -> FloatTensor<Self> {
         let ([t, pairs], x) = (cos.shape().dims(), contiguous(&x));
         let (cos, sin) = (contiguous(&cos), contiguous(&sin));
         with_float!(x.dtype(), T => {
-            float(rope::rope_cpu::<T>(slice(&x), [slice(&cos), slice(&sin)], [t, pairs], back), x.shape())
+            float(rope::rope_cpu::<T>(slice(&x), [slice(&cos), slice(&sin)], [t, pairs], rule), x.shape())
         })
     }
 
@@ -120,9 +121,11 @@ impl FusedOps for Flex {
             let (inputs, outputs) = ([&q, &k, &v].map(lying), [&y, &d_y].map(lying));
             let mask = Mask { rule, starts: slice(&starts) };
             let [d_q, d_k, d_v] = attention::attention_backward_cpu::<T>(sizes, inputs, outputs, slice(&l), mask);
-            let Sizes { b, heads, t, s, d, dv } = sizes;
-            let by_head = |values, rows, width| float(values, [b, rows, heads, width]).permute(&[0, 2, 1, 3]);
-            (by_head(d_q, t, d), by_head(d_k, s, d), by_head(d_v, s, dv))
+            let Sizes { b, heads, kv_heads, t, s, d, dv } = sizes;
+            let by_head = |values, [rows, heads, width]: [usize; 3]| {
+                float(values, [b, rows, heads, width]).permute(&[0, 2, 1, 3])
+            };
+            (by_head(d_q, [t, heads, d]), by_head(d_k, [s, kv_heads, d]), by_head(d_v, [s, kv_heads, dv]))
         })
     }
 
@@ -405,14 +408,14 @@ fn lying<T: Element>(tensor: &FloatTensor<Flex>) -> Lying<'_, T> {
 }
 
 fn sizes(q: &FloatTensor<Flex>, v: &FloatTensor<Flex>) -> Sizes {
-    let ([b, heads, t, d], [_, _, s, dv]) = (q.shape().dims(), v.shape().dims());
-    Sizes { b, heads, t, s, d, dv }
+    let ([b, heads, t, d], [_, kv_heads, s, dv]) = (q.shape().dims(), v.shape().dims());
+    Sizes { b, heads, kv_heads, t, s, d, dv }
 }
 
 fn sizes_of_three(qkv: &FloatTensor<Flex>, heads: usize) -> Sizes {
     let [b, t, width] = qkv.shape().dims();
     let d = width / 3 / heads;
-    Sizes { b, heads, t, s: t, d, dv: d }
+    Sizes { b, heads, kv_heads: heads, t, s: t, d, dv: d }
 }
 
 fn latent<T: Element>(inputs: &[FloatTensor<Flex>; 6], rule: LatentRule) -> Latent<'_, T> {

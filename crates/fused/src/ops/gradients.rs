@@ -5,6 +5,7 @@ use crate::attention::{AttentionRule, LatentRule};
 use crate::dropout::DropoutRule;
 use crate::linear::Again;
 use crate::norm::NormRule;
+use crate::rope::RopeRule;
 use crate::step::Gradient;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{DispatchKindConversion, DispatchTensor, TensorMetadata};
@@ -49,11 +50,12 @@ impl<B: FusedOps> Gradient<B, 3> for Norm<B> {
 pub(super) struct Rope<B: FusedOps> {
     pub cos: FloatTensor<B>,
     pub sin: FloatTensor<B>,
+    pub rule: RopeRule,
 }
 
 impl<B: FusedOps> Gradient<B, 1> for Rope<B> {
     fn of(self, d_y: FloatTensor<B>, _: [bool; 1]) -> [Option<FloatTensor<B>>; 1] {
-        [Some(B::fused_rope(d_y, self.cos, self.sin, true))]
+        [Some(B::fused_rope(d_y, self.cos, self.sin, RopeRule { back: true, ..self.rule }))]
     }
 }
 

@@ -19,6 +19,7 @@ use crate::cross_entropy::CrossEntropyRule;
 use crate::dropout::DropoutRule;
 use crate::linear::{self, Again};
 use crate::norm::NormRule;
+use crate::rope::RopeRule;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 
@@ -65,13 +66,13 @@ pub trait FusedOps: Backend {
         rule: NormRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// Rotates `x_bhtd` by the statistics `cos_tp` and `sin_tp`; `back` maps the gradient of the result to that of `x`.
+    /// Rotates rows of `x` by the statistics `cos_tp` and `sin_tp`, or the gradient of the result back.
     #[fusion(meta = specs::rope)]
     fn fused_rope(
         x: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
-        back: bool,
+        rule: RopeRule,
     ) -> FloatTensor<Self>;
 
     /// Applies dropout to `x`; also computes its gradient.

@@ -6,6 +6,7 @@ use crate::clip::ClipRule;
 use crate::cross_entropy::CrossEntropyRule;
 use crate::dropout::DropoutRule;
 use crate::norm::NormRule;
+use crate::rope::RopeRule;
 use crate::sum_of_squares::parts;
 use burn::backend::fusion::custom::TensorSpec;
 use burn::tensor::{DType, Shape};
@@ -65,7 +66,7 @@ pub(super) fn linear_add_norm(
     (residual.clone(), residual.clone())
 }
 
-pub(super) fn rope(x: &TensorSpec, _: &TensorSpec, _: &TensorSpec, _: &bool) -> TensorSpec {
+pub(super) fn rope(x: &TensorSpec, _: &TensorSpec, _: &TensorSpec, _: &RopeRule) -> TensorSpec {
     x.clone()
 }
 

@@ -9,6 +9,7 @@ use crate::cube::launch::{Elements, address_type, contiguous, empty_like, over_i
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use crate::cube::rounded;
+use crate::rope::RopeRule;
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
@@ -16,14 +17,14 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Rotates `x`; `back` maps the gradient of the result to that of `x`.
-pub(crate) fn rope(x: CubeTensor, cos: CubeTensor, sin: CubeTensor, back: bool) -> CubeTensor {
-    let ([b, heads, t, d], dtype, x) = (x.shape().dims(), x.dtype, into_contiguous(x));
-    let (cos, sin) = (contiguous(cos, DType::F32), contiguous(sin, DType::F32));
-    let (y, pairs) = (empty_like(&x), d / 2);
-    if b * heads * t * pairs > 0 {
+/// Rotates rows of `x`.
+pub(crate) fn rope(x: CubeTensor, cos: CubeTensor, sin: CubeTensor, rule: RopeRule) -> CubeTensor {
+    let (len, [t, pairs], dtype) = (x.meta.num_elements(), cos.shape().dims(), x.dtype);
+    let (x, cos, sin) = (into_contiguous(x), contiguous(cos, DType::F32), contiguous(sin, DType::F32));
+    let y = empty_like(&x);
+    if len > 0 {
         let vector = vector_size(&x.client, pairs, dtype);
-        let vectors = b * heads * t * pairs / vector;
+        let vectors = len / 2 / vector;
         let (count, dim) = over_items(&x.client, vectors);
         rope_kernel::launch(
             &x.client.clone(),
@@ -37,15 +38,16 @@ pub(crate) fn rope(x: CubeTensor, cos: CubeTensor, sin: CubeTensor, back: bool) 
             y.clone().elements(),
             vectors,
             t,
+            rule.repeat,
             pairs / vector,
-            back,
+            rule.back,
             dtype_to_elem_type(dtype),
         );
     }
     y
 }
 
-/// `width` is that of a row of the table in vectors.
+/// `width` is that of a row of the table in vectors. `repeat` consecutive rows have the same of `t` positions.
 #[cube(launch, address_type = "dynamic")]
 fn rope_kernel<F: Float, V: Size>(
     x: &[Vector<F, V>],
@@ -54,6 +56,7 @@ fn rope_kernel<F: Float, V: Size>(
     y: &mut [Vector<F, V>],
     vectors: usize,
     t: usize,
+    repeat: usize,
     width: usize,
     #[comptime] back: bool,
     #[define(F)] _dtype: ElemType,
@@ -61,7 +64,7 @@ fn rope_kernel<F: Float, V: Size>(
     let mut i = ABSOLUTE_POS;
     while i < vectors {
         let (row, column) = (i / width, i % width);
-        let angle = row % t * width + column;
+        let angle = row / repeat % t * width + column;
         let (cos, sin) = (cos[angle], sin[angle]);
         let half = row * 2usize * width + column;
         if comptime!(back) {
@@ -137,7 +140,7 @@ pub(crate) fn cases() -> Vec<KernelCase> {
         for back in [false, true] {
             cases.push(KernelCase::new(format!("rope {name} back={back}"), move |gpu| {
                 let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-                RopeKernel::new(s, d, t, b(), b(), b(), b(), (), (), (), vector, back, dtype)
+                RopeKernel::new(s, d, t, b(), b(), b(), b(), (), (), (), (), vector, back, dtype)
             }));
         }
     }

@@ -96,21 +96,51 @@ impl RopeTable {
 /// # Panics
 /// If `x` is not f32, bf16 or f16, or if the table has another shape.
 pub fn rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
-    let [_, _, t, d] = x.dims();
-    let call = Call("rope");
+    rotated(Call("rope"), x, table, 2, 1)
+}
+
+/// [`rope`] for rows that are laid out by position, as a projection makes them: `x` and the result are
+/// `[b, t, heads, d]`.
+///
+/// # Panics
+/// Like [`rope`].
+pub fn rope_by_position(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
+    let heads = x.dims()[2];
+    rotated(Call("rope_by_position"), x, table, 1, heads)
+}
+
+/// Rotates `x`, whose dimension `positions` is that of the table; `repeat` consecutive rows share a position.
+fn rotated(call: Call, x: Tensor<4>, table: &RopeTable, positions: usize, repeat: usize) -> Tensor<4> {
+    let (t, d) = (x.dims()[positions], x.dims()[3]);
     call.float("x", x.dtype());
     call.that(d > 0 && d % 2 == 0, format_args!("x has shape {:?}, expected a last dimension of pairs", x.dims()));
     call.shape("table", table.shape(), [t, d / 2]);
     let [cos, sin] = table.clone().into_dispatch();
-    Tensor::from_dispatch(Dispatch::fused_rope(x.into_dispatch(), cos, sin, false))
+    let rule = RopeRule { repeat, back: false };
+    Tensor::from_dispatch(Dispatch::fused_rope(x.into_dispatch(), cos, sin, rule))
 }
 
-/// Rotates rows of `2 pairs`, whose positions repeat `0..t`.
-pub(crate) fn rope_cpu<T: Element>(x: &[T], [cos, sin]: [&[f32]; 2], [t, pairs]: [usize; 2], back: bool) -> Vec<T> {
+/// Which position each row has, and the direction of the rotation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RopeRule {
+    /// Consecutive rows that share a position.
+    pub repeat: usize,
+    /// Whether to rotate the gradient of a result back.
+    pub back: bool,
+}
+
+/// Rotates rows of `2 pairs`; row `i` has position `i / repeat % t`.
+pub(crate) fn rope_cpu<T: Element>(
+    x: &[T],
+    [cos, sin]: [&[f32]; 2],
+    [t, pairs]: [usize; 2],
+    RopeRule { repeat, back }: RopeRule,
+) -> Vec<T> {
     let turn = if back { turn_back } else { turn };
     let task = |first: usize, [x]: [&[T]; 1], y: &mut [MaybeUninit<T>]| {
         for (i, (x, y)) in x.chunks_exact(2 * pairs).zip(y.chunks_exact_mut(2 * pairs)).enumerate() {
-            let angles = (first + i) % t * pairs..((first + i) % t + 1) * pairs;
+            let position = (first + i) / repeat % t;
+            let angles = position * pairs..(position + 1) * pairs;
             turn(x, [&cos[angles.clone()], &sin[angles]], y);
         }
     };

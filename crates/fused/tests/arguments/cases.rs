@@ -131,7 +131,7 @@ pub const CASES: &[Case] = &[
         let offset = draw.number(s - t);
         let (q, k, v) = (draw.float([b, heads, t, d]), draw.float([b, heads, s, d]), draw.float([b, heads, s, dv]));
         let shape = [q.dims()[0], q.dims()[2], q.dims()[1], v.dims()[3]];
-        draw.output(fused::causal_attention(q, k, v, 0.7, offset), shape);
+        draw.output(fused::causal_attention(q, k, v, 0.7, offset, None), shape);
     }),
     ("causal_self_attention", |draw| {
         let [b, heads, t, d] = [draw.size(3), draw.size(3), draw.size(5), draw.size(5)];
