@@ -38,6 +38,8 @@ there_and_back() {
 
 there_and_back gpt2-a
 there_and_back deepseek-v3-q-lora
+there_and_back llama-scaled-rope
+there_and_back qwen3-moe
 mkdir "$out/exported"
 EXPORT_DIR=$out/exported cargo test --locked --workspace --test hf_export -- --ignored
 "$python" tests/reference/check_export.py "$out"/exported/*/
