@@ -18,7 +18,7 @@
 //! | [`embedding`] | rows of a table | the tokens |
 //! | [`layer_norm`], [`rms_norm`] | over the last dimension, with gain | `x`, gain |
 //! | [`linear_add_layer_norm`], [`linear_add_rms_norm`] | `h = residual + x W + b`, and the norm of `h` | `x`, `W`, `h`, gain |
-//! | [`rope`] | rotation of interleaved pairs | |
+//! | [`rope`], [`rope_halves`] | rotation of interleaved pairs, of halves | |
 //! | [`dropout`] | 0, or `x / (1 - p)`, by a hash of the element's position in the global batch | |
 //! | [`adamw`], [`sum_of_squares`], [`clip_factor`] | one optimizer step, the squared norm of a gradient, the factor that clips it | |
 //! | [`flatten`] | copies tensors, such as gradients, to their offsets in one buffer | |
@@ -69,7 +69,7 @@ pub use linear_add_norm::{linear_add_layer_norm, linear_add_rms_norm};
 pub use math::exp;
 pub use norm::{layer_norm, rms_norm};
 pub use precision::widened;
-pub use rope::{RopeTable, rope, rope_by_position};
+pub use rope::{RopeTable, rope, rope_halves};
 pub use silu_mul::silu_mul;
 pub use sum_of_squares::{add_sum_of_squares, sum_of_squares};
 pub use uninit::{overwritten, poison_uninitialised, written};

@@ -183,14 +183,18 @@ proptest! {
     }
 
     #[test]
-    fn rope(b in 1usize..3, heads in 1usize..3, t in 1usize..5, pairs in 1usize..20, seed: u64) {
+    fn rope(b in 1usize..3, heads in 1usize..3, t in 1usize..5, pairs in 1usize..20, halves: bool, seed: u64) {
         let angle = |position: usize, pair: usize| (position as f64 + 0.5) * (pair as f64 * -0.3).exp();
+        // Pairs that are interleaved, in rows by head; pairs of halves, in rows by position.
+        let shape = if halves { [b, t, heads, 2 * pairs] } else { [b, heads, t, 2 * pairs] };
         let naive = |x: &[Vec<f64>]| {
             let row = |(i, row): (usize, &[f64])| {
+                let position = if halves { i / heads % t } else { i % t };
                 let turn = |pair: usize| {
-                    let (sin, cos) = angle(i % t, pair).sin_cos();
+                    let (sin, cos) = angle(position, pair).sin_cos();
                     let (sin, cos) = (f64::from(sin as f32), f64::from(cos as f32));
-                    (row[2 * pair] * cos - row[2 * pair + 1] * sin, row[2 * pair + 1] * cos + row[2 * pair] * sin)
+                    let (first, second) = if halves { (pair, pair + pairs) } else { (2 * pair, 2 * pair + 1) };
+                    (row[first] * cos - row[second] * sin, row[second] * cos + row[first] * sin)
                 };
                 (0..pairs).map(|pair| turn(pair).0).chain((0..pairs).map(|pair| turn(pair).1)).collect::<Vec<_>>()
             };
@@ -200,8 +204,11 @@ proptest! {
         let angles = (0..(t + 3) * pairs).map(|i| angle(i / pairs, i % pairs));
         let table = fused::RopeTable::new(angles, 1.0, pairs, &Device::flex());
         for table in [table.first(t), table.at(&(0..t).collect::<Vec<_>>())] {
-            let fused = |x: &[Tensor<1>]| flat(fused::rope(x[0].clone().reshape([b, heads, t, 2 * pairs]), &table));
-            check(&[vec![b, heads, t, 2 * pairs]], seed, &naive, &fused)?;
+            let fused = |x: &[Tensor<1>]| {
+                let x = x[0].clone().reshape(shape);
+                flat(if halves { fused::rope_halves(x, &table) } else { fused::rope(x, &table) })
+            };
+            check(&[shape.to_vec()], seed, &naive, &fused)?;
         }
     }
 

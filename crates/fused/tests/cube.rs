@@ -8,7 +8,7 @@ use fused::cube::testing;
 use fused::{
     AdamW, AdamWState, AdamWStep, ClipRule, DropoutKey, Losses, RopeTable, adamw, add_sum_of_squares, clip_factor,
     dropout, embedding, flatten, gelu, layer_norm, linear_add_layer_norm, linear_add_rms_norm, linear_cross_entropy,
-    linear_cross_entropy_transposed, rms_norm, rope, silu_mul, sum_of_squares,
+    linear_cross_entropy_transposed, rms_norm, rope, rope_halves, silu_mul, sum_of_squares,
 };
 
 const ALL: &[DType] = &[DType::F32, DType::BF16, DType::F16];
@@ -128,6 +128,11 @@ fn rotations_agree() {
                 let angles = (0..t * d / 2).map(|i| i as f64 * 0.37);
                 let table = RopeTable::new(angles, 1.25, d / 2, &x.device());
                 rope(x.reshape(shape), &table)
+            });
+            let [b, heads, t, d] = shape;
+            check("rope_halves", [&shape], [*dtype], |[x]| {
+                let table = RopeTable::new((0..t * d / 2).map(|i| i as f64 * 0.37), 1.25, d / 2, &x.device());
+                rope_halves(x.reshape([b, t, heads, d]), &table)
             });
         }
     }

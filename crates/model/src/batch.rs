@@ -74,6 +74,27 @@ impl MicroBatch {
     pub(crate) fn starts(&self) -> Option<&Tensor<2, Int>> {
         Some(&self.documents.as_ref()?.starts_bt)
     }
+
+    /// [`starts`](Self::starts) of `b` rows at these positions, for attention to the `window` tokens up to a position.
+    pub(crate) fn starts_within(
+        &self,
+        window: Option<usize>,
+        positions: &[usize],
+        b: usize,
+        device: &Device,
+    ) -> Option<Tensor<2, Int>> {
+        let starts = self.starts().cloned();
+        let Some(window) = window.filter(|window| positions.iter().any(|at| at >= window)) else { return starts };
+        let of_window = window_starts(window, positions.iter().copied());
+        let rows = TensorData::new(of_window.repeat(b), [b, positions.len()]);
+        let of_window = Tensor::<2, Int>::from_data(rows, (&device.clone().inner(), DType::I32));
+        Some(starts.map_or(of_window.clone(), |starts| starts.max_pair(of_window)))
+    }
+}
+
+/// The first of the `window` positions up to each of these.
+pub(crate) fn window_starts(window: usize, positions: impl Iterator<Item = usize>) -> Vec<i32> {
+    positions.map(|at| (at + 1).saturating_sub(window) as i32).collect()
 }
 
 impl Documents {

@@ -1,6 +1,7 @@
 //! The cache of generation: what attention stores of the tokens a model has already read.
 
-use burn::tensor::{Int, Tensor, TensorData};
+use crate::batch::window_starts;
+use burn::tensor::{DType, Int, Tensor, TensorData};
 use fused::causal_attention;
 
 /// Minimum growth of a buffer, in columns.
@@ -8,7 +9,7 @@ const GRANULE: usize = 64;
 
 /// What attention stores of the tokens a model has read, so that further tokens only cost a forward of their own.
 ///
-/// GPT-2 stores the keys and values of every head. DeepSeek stores the normalized latent and the rotated key that all
+/// GPT-2 and Llama store the keys and values of every key-value head. DeepSeek stores the normalized latent and the rotated key that all
 /// heads share (arXiv 2405.04434, section 2.1).
 ///
 /// Each sequence of the batch has its own length. A layer's buffers are `[b, heads, columns, width]`, and column `c`
@@ -19,7 +20,7 @@ pub struct Cache {
     lengths: Vec<usize>,
 }
 
-/// The buffers of a layer: keys and values for GPT-2; one buffer, latent and rotated key side by side, for DeepSeek.
+/// The buffers of a layer: keys and values for GPT-2 and Llama; one buffer, latent and rotated key side by side, for DeepSeek.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LayerCache([Option<Tensor<4>>; 2]);
 
@@ -162,26 +163,35 @@ impl Chunk {
     /// Attention of the queries of the new tokens, `[b, heads, t, d]`, to all keys, `[b, heads, columns, d]`, and
     /// values, `[b, heads, columns, dv]`. Returns `[b, t, heads, dv]`.
     ///
-    /// Keys and values may have a single head, which all query heads then share. A single new token may have several
-    /// queries.
-    pub fn attention(&self, q_bhtd: Tensor<4>, [k_bhcd, v_bhcv]: [Tensor<4>; 2], scale: f64) -> Tensor<4> {
+    /// Several query heads may share a head of keys and values; see [`causal_attention`]. A single new token may have
+    /// several queries, unless attention is limited to the `window` tokens up to each.
+    pub fn attention(
+        &self,
+        q_bhtd: Tensor<4>,
+        [k_bhcd, v_bhcv]: [Tensor<4>; 2],
+        scale: f64,
+        window: Option<usize>,
+    ) -> Tensor<4> {
         let ([b, heads, queries, _], first) = (q_bhtd.dims(), self.starts.first().copied().unwrap_or(0));
         if self.columns == 0 {
             let dv = v_bhcv.dims()[3];
             return Tensor::zeros([b, queries, heads, dv], (&q_bhtd.device(), q_bhtd.dtype()));
         }
-        let of_heads = |x: Tensor<4>| {
-            let [b, _, columns, width] = x.dims();
-            x.expand([b, heads, columns, width])
+        // The first column that each query of some sequences sees, whose new tokens follow the first `start`.
+        let starts_of = |sequences: usize, start: usize| {
+            let rows = window_starts(window.filter(|window| start + queries > *window)?, start..start + queries);
+            let rows = TensorData::new(rows.repeat(sequences), [sequences, queries]);
+            Some(Tensor::<2, Int>::from_data(rows, (&q_bhtd.device().inner(), DType::I32)))
         };
         if self.starts.iter().all(|start| *start == first) {
-            return causal_attention(q_bhtd, of_heads(k_bhcd), of_heads(v_bhcv), scale, first, None);
+            let starts = starts_of(b, first);
+            return causal_attention(q_bhtd, k_bhcd, v_bhcv, scale, first, starts.as_ref());
         }
         let of_sequence = |(i, start): (usize, &usize)| {
             let keys = (start + self.t).min(self.columns);
             let of = |x: &Tensor<4>, rows| x.clone().slice_dim(0, i..i + 1).slice_dim(2, 0..rows);
-            let (k, v) = (of_heads(of(&k_bhcd, keys)), of_heads(of(&v_bhcv, keys)));
-            causal_attention(of(&q_bhtd, queries), k, v, scale, *start, None)
+            let starts = starts_of(1, *start);
+            causal_attention(of(&q_bhtd, queries), of(&k_bhcd, keys), of(&v_bhcv, keys), scale, *start, starts.as_ref())
         };
         Tensor::cat(self.starts.iter().enumerate().map(of_sequence).collect(), 0)
     }

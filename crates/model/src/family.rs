@@ -9,7 +9,8 @@ mod units;
 use crate::cost::{Flops, Workload};
 use crate::hf::{Folder, HfError, Source, SourceOf};
 use crate::parameters::{ParameterSpec, fill};
-use crate::{Batch, DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, Initial, LanguageModel, deepseek, gpt2};
+use crate::{Batch, DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, Initial, LanguageModel, Llama, LlamaConfig};
+use crate::{deepseek, gpt2, llama};
 use burn::module::{Module, ModuleVisitor};
 use burn::tensor::Device;
 use fsdp::{CallBytes, CallTraffic, Units};
@@ -135,18 +136,21 @@ pub trait HuggingFace {
 pub enum ModelConfig {
     /// GPT-2.
     Gpt2(Gpt2Config),
+    /// Llama, Mistral, Qwen2 and Qwen3; Mixtral and Qwen3-MoE with a `moe` section.
+    Llama(LlamaConfig),
     /// DeepSeek-V2/V3: latent attention and experts.
     DeepSeek(DeepSeekConfig),
 }
 
 impl ModelConfig {
     /// The values of `type`.
-    pub const TYPES: [&str; 2] = ["gpt2", "deepseek"];
+    pub const TYPES: [&str; 3] = ["gpt2", "llama", "deepseek"];
 
     /// The families at their defaults, each with experts if it can have some.
     pub fn families() -> Vec<(Self, Option<MoeConfig>)> {
         vec![
             (Self::Gpt2(Gpt2Config::default()), None),
+            (Self::Llama(LlamaConfig::default()), Some(MoeConfig::default())),
             (Self::DeepSeek(DeepSeekConfig::default()), Some(MoeConfig::default())),
         ]
     }
@@ -155,7 +159,8 @@ impl ModelConfig {
     pub fn type_name(&self) -> &'static str {
         match self {
             Self::Gpt2(_) => Self::TYPES[0],
-            Self::DeepSeek(_) => Self::TYPES[1],
+            Self::Llama(_) => Self::TYPES[1],
+            Self::DeepSeek(_) => Self::TYPES[2],
         }
     }
 
@@ -163,6 +168,7 @@ impl ModelConfig {
     pub fn family<'a>(&'a self, moe: Option<&'a MoeConfig>) -> Box<dyn Family + 'a> {
         match self {
             Self::Gpt2(shape) => Box::new(gpt2::Gpt2Family::new(shape, moe)),
+            Self::Llama(shape) => Box::new(llama::LlamaFamily::new(shape, moe)),
             Self::DeepSeek(shape) => Box::new(deepseek::DeepSeekFamily::new(shape, moe)),
         }
     }
@@ -176,6 +182,7 @@ impl ModelConfig {
     pub fn set_vocab_size(&mut self, vocab_size: usize) {
         match self {
             Self::Gpt2(shape) => shape.vocab_size = vocab_size,
+            Self::Llama(shape) => shape.vocab_size = vocab_size,
             Self::DeepSeek(shape) => shape.vocab_size = vocab_size,
         }
     }
@@ -189,6 +196,7 @@ impl ModelConfig {
     pub fn set_blocks(&mut self, blocks: usize) {
         match self {
             Self::Gpt2(shape) => shape.n_layer = blocks,
+            Self::Llama(shape) => shape.num_hidden_layers = blocks,
             Self::DeepSeek(shape) => shape.num_hidden_layers = blocks,
         }
     }
@@ -214,6 +222,10 @@ impl ModelConfig {
                 let (shape, moe) = deepseek::hf::config(folder)?;
                 Ok((Self::DeepSeek(shape), Some(moe)))
             }
+            Some(kind) if llama::hf::MODEL_TYPES.contains(&kind) => {
+                let (shape, moe) = llama::hf::config(folder)?;
+                Ok((Self::Llama(shape), moe))
+            }
             other => Err(unknown_model_type(folder, other)),
         }
     }
@@ -223,6 +235,7 @@ impl ModelConfig {
         match folder.config()["model_type"].as_str() {
             Some("gpt2") => Ok(Box::new(gpt2::hf::names(folder))),
             Some("deepseek_v2" | "deepseek_v3") => Ok(Box::new(deepseek::hf::names(folder))),
+            Some(kind) if llama::hf::MODEL_TYPES.contains(&kind) => Ok(Box::new(llama::hf::names(folder))),
             other => Err(unknown_model_type(folder, other)),
         }
     }
@@ -230,7 +243,8 @@ impl ModelConfig {
 
 fn unknown_model_type(folder: &Folder, found: Option<&str>) -> HfError {
     let found = found.map_or("no `model_type`".into(), |kind| format!("`model_type` \"{kind}\""));
-    folder.config_error(format!("has {found}; known are gpt2, deepseek_v2 and deepseek_v3"))
+    let llama = llama::hf::MODEL_TYPES.join(", ");
+    folder.config_error(format!("has {found}; known are gpt2, {llama}, deepseek_v2 and deepseek_v3"))
 }
 
 impl Default for ModelConfig {
@@ -244,6 +258,8 @@ impl Default for ModelConfig {
 pub enum AnyModel {
     /// A GPT-2.
     Gpt2(Gpt2),
+    /// A Llama.
+    Llama(Llama),
     /// A DeepSeek.
     DeepSeek(DeepSeek),
 }
@@ -256,6 +272,7 @@ impl AnyModel {
     pub fn fill<E>(self, values: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, E>) -> Result<Self, E> {
         Ok(match self {
             Self::Gpt2(model) => Self::Gpt2(fill(model, values)?),
+            Self::Llama(model) => Self::Llama(fill(model, values)?),
             Self::DeepSeek(model) => Self::DeepSeek(fill(model, values)?),
         })
     }
@@ -264,6 +281,7 @@ impl AnyModel {
     pub fn visit(&self, visitor: &mut impl ModuleVisitor) {
         match self {
             Self::Gpt2(model) => model.visit(visitor),
+            Self::Llama(model) => model.visit(visitor),
             Self::DeepSeek(model) => model.visit(visitor),
         }
     }
@@ -283,6 +301,7 @@ impl Deref for AnyModel {
     fn deref(&self) -> &Self::Target {
         match self {
             Self::Gpt2(model) => model,
+            Self::Llama(model) => model,
             Self::DeepSeek(model) => model,
         }
     }

@@ -1,4 +1,4 @@
-//! GPT-2 and DeepSeek (MLA + MoE) as Burn modules, and their weights in Hugging Face's format.
+//! GPT-2, Llama and DeepSeek (MLA + MoE) as Burn modules, and their weights in Hugging Face's format.
 //!
 //! A model is a module with public parts and a forward on one device: `model.logits(tokens)` needs no communicator. A
 //! part that holds a rank's shard of the parameters computes its rows of the sequences together with the ranks in its
@@ -27,6 +27,7 @@ pub mod hf;
 mod init;
 mod layers;
 mod limits;
+pub mod llama;
 mod mtp_batch;
 mod parallel;
 mod parameters;
@@ -41,7 +42,8 @@ pub use family::{AnyModel, Family, HuggingFace, ModelConfig, ModelUnits, Size, T
 pub use generate::{Drafts, GenerateError, Generation, Sampling, generate, generate_speculative};
 pub use gpt2::{Gpt2, Gpt2Config};
 pub use init::Initial;
-pub use layers::{LayerNorm, RmsNorm, Rope, YarnConfig};
+pub use layers::{BlockOutput, LayerNorm, Mlp, RmsNorm, Rope, RopeScaling, RopeType, YarnConfig};
+pub use llama::{Llama, LlamaConfig};
 pub use mtp_batch::MtpBatch;
 pub use parallel::Parallel;
 pub use parameters::{Initializer, ParameterSpec, Sharding, fill, visited};

@@ -3,6 +3,9 @@
 /// A block's modules are built before its parameters; this many take seconds.
 pub(crate) const MAX_LAYERS: usize = 10_000;
 
+/// A model has a table of its rotary frequencies.
+pub(crate) const MAX_ROPE_DIM: usize = 4096;
+
 /// Checks that each value is between 1 and the given limit.
 pub(crate) fn sizes(values: &[(&str, usize, usize)]) -> Result<(), String> {
     match values.iter().find(|(_, value, most)| !(1..=*most).contains(value)) {

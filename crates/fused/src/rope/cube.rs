@@ -40,6 +40,7 @@ pub(crate) fn rope(x: CubeTensor, cos: CubeTensor, sin: CubeTensor, rule: RopeRu
             t,
             rule.repeat,
             pairs / vector,
+            rule.halves,
             rule.back,
             dtype_to_elem_type(dtype),
         );
@@ -58,6 +59,7 @@ fn rope_kernel<F: Float, V: Size>(
     t: usize,
     repeat: usize,
     width: usize,
+    #[comptime] halves: bool,
     #[comptime] back: bool,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -67,7 +69,16 @@ fn rope_kernel<F: Float, V: Size>(
         let angle = row / repeat % t * width + column;
         let (cos, sin) = (cos[angle], sin[angle]);
         let half = row * 2usize * width + column;
-        if comptime!(back) {
+        if comptime!(halves) {
+            let first = Vector::<f32, V>::cast_from(x[half]);
+            let second = Vector::<f32, V>::cast_from(x[half + width]);
+            let mut sin = sin;
+            if comptime!(back) {
+                sin = -sin;
+            }
+            y[half] = rounded(first * cos - second * sin);
+            y[half + width] = rounded(second * cos + first * sin);
+        } else if comptime!(back) {
             let first = Vector::<f32, V>::cast_from(x[half]);
             let second = Vector::<f32, V>::cast_from(x[half + width]);
             let (low, high) = interleave(first * cos + second * sin, second * cos - first * sin);
@@ -137,10 +148,10 @@ pub(crate) fn cases() -> Vec<KernelCase> {
 
     let mut cases = vec![];
     for (name, dtype, vector) in float_cases() {
-        for back in [false, true] {
-            cases.push(KernelCase::new(format!("rope {name} back={back}"), move |gpu| {
+        for (halves, back) in [(false, false), (false, true), (true, false), (true, true)] {
+            cases.push(KernelCase::new(format!("rope {name} halves={halves} back={back}"), move |gpu| {
                 let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-                RopeKernel::new(s, d, t, b(), b(), b(), b(), (), (), (), (), vector, back, dtype)
+                RopeKernel::new(s, d, t, b(), b(), b(), b(), (), (), (), (), vector, halves, back, dtype)
             }));
         }
     }

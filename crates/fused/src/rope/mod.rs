@@ -1,9 +1,10 @@
-//! Rotary position embedding (RoFormer, arXiv 2104.09864) of interleaved pairs.
+//! Rotary position embedding (RoFormer, arXiv 2104.09864) of interleaved pairs or of halves.
 //!
 //! ```text
-//! in    x0 x1 | x2 x3 | ..          a pair is rotated by its position's angle: (x0 cos - x1 sin, x1 cos + x0 sin)
-//! out   y0 y2 .. | y1 y3 ..         the first elements of all pairs, then the second ones
-//! back  the rotation by the negative angle, and the original order
+//! interleaved   x0 x1 | x2 x3 | ..         a pair is rotated by its position's angle: (x0 cos - x1 sin, x1 cos + x0 sin)
+//! halves        x0 x2 .. | x1 x3 ..        the first elements of all pairs, then the second ones
+//! out           y0 y2 .. | y1 y3 ..        halves
+//! back          the rotation by the negative angle, and the original order
 //! ```
 //!
 //! Queries and keys have the same layout, so their products equal those of the interleaved layout. The arithmetic is in
@@ -96,35 +97,40 @@ impl RopeTable {
 /// # Panics
 /// If `x` is not f32, bf16 or f16, or if the table has another shape.
 pub fn rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
-    rotated(Call("rope"), x, table, 2, 1)
+    let t = x.dims()[2];
+    rotated(Call("rope"), x, table, t, RopeRule { repeat: 1, halves: false, back: false })
 }
 
-/// [`rope`] for rows that are laid out by position, as a projection makes them: `x` and the result are
-/// `[b, t, heads, d]`.
+/// Rotates the pairs `(x0, x[d/2]), (x1, x[d/2 + 1]), ...` of each row by its position's angles, in place of each other
+/// (GPT-NeoX's and Llama's layout in transformers). Rows are laid out by position, as a projection makes them.
+///
+/// # Shapes
+/// `x` and the result: `[b, t, heads, d]`; the table: `[t, d / 2]`.
 ///
 /// # Panics
 /// Like [`rope`].
-pub fn rope_by_position(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
-    let heads = x.dims()[2];
-    rotated(Call("rope_by_position"), x, table, 1, heads)
+pub fn rope_halves(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
+    let [_, t, heads, _] = x.dims();
+    rotated(Call("rope_halves"), x, table, t, RopeRule { repeat: heads, halves: true, back: false })
 }
 
-/// Rotates `x`, whose dimension `positions` is that of the table; `repeat` consecutive rows share a position.
-fn rotated(call: Call, x: Tensor<4>, table: &RopeTable, positions: usize, repeat: usize) -> Tensor<4> {
-    let (t, d) = (x.dims()[positions], x.dims()[3]);
+/// Rotates `x`, whose rows have `t` positions.
+fn rotated(call: Call, x: Tensor<4>, table: &RopeTable, t: usize, rule: RopeRule) -> Tensor<4> {
+    let d = x.dims()[3];
     call.float("x", x.dtype());
     call.that(d > 0 && d % 2 == 0, format_args!("x has shape {:?}, expected a last dimension of pairs", x.dims()));
     call.shape("table", table.shape(), [t, d / 2]);
     let [cos, sin] = table.clone().into_dispatch();
-    let rule = RopeRule { repeat, back: false };
     Tensor::from_dispatch(Dispatch::fused_rope(x.into_dispatch(), cos, sin, rule))
 }
 
-/// Which position each row has, and the direction of the rotation.
+/// Which pairs are rotated, and by which position's angles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RopeRule {
     /// Consecutive rows that share a position.
     pub repeat: usize,
+    /// Whether the input has the first elements of all pairs before the second ones, as the result always has.
+    pub halves: bool,
     /// Whether to rotate the gradient of a result back.
     pub back: bool,
 }
@@ -134,9 +140,14 @@ pub(crate) fn rope_cpu<T: Element>(
     x: &[T],
     [cos, sin]: [&[f32]; 2],
     [t, pairs]: [usize; 2],
-    RopeRule { repeat, back }: RopeRule,
+    RopeRule { repeat, halves, back }: RopeRule,
 ) -> Vec<T> {
-    let turn = if back { turn_back } else { turn };
+    let turn = match (halves, back) {
+        (false, false) => turn,
+        (false, true) => turn_back,
+        (true, false) => turn_halves,
+        (true, true) => turn_halves_back,
+    };
     let task = |first: usize, [x]: [&[T]; 1], y: &mut [MaybeUninit<T>]| {
         for (i, (x, y)) in x.chunks_exact(2 * pairs).zip(y.chunks_exact_mut(2 * pairs)).enumerate() {
             let position = (first + i) / repeat % t;
@@ -144,7 +155,7 @@ pub(crate) fn rope_cpu<T: Element>(
             turn(x, [&cos[angles.clone()], &sin[angles]], y);
         }
     };
-    // SAFETY: both functions set a whole row.
+    // SAFETY: each of the functions sets a whole row.
     unsafe { over_rows(2 * pairs, x.len(), [x], task) }
 }
 
@@ -174,5 +185,32 @@ vectorised! {
             dx[0].write(T::from_f32(first * cos + second * sin));
             dx[1].write(T::from_f32(second * cos - first * sin));
         }
+    }
+}
+
+vectorised! {
+    /// [`turn`] of a row whose pairs lie in two halves.
+    fn turn_halves<T: Element>(x: &[T], angles: [&[f32]; 2], y: &mut [MaybeUninit<T>]) {
+        rotate_halves(x, angles, y, 1.0);
+    }
+}
+
+vectorised! {
+    /// [`turn_back`] to a row whose pairs lie in two halves.
+    fn turn_halves_back<T: Element>(dy: &[T], angles: [&[f32]; 2], dx: &mut [MaybeUninit<T>]) {
+        rotate_halves(dy, angles, dx, -1.0);
+    }
+}
+
+/// Rotates the pairs of two halves by their angles times `sign`.
+#[inline(always)]
+fn rotate_halves<T: Element>(x: &[T], [cos, sin]: [&[f32]; 2], y: &mut [MaybeUninit<T>], sign: f32) {
+    let ((a, b), (first, second)) = (x.split_at(cos.len()), y.split_at_mut(cos.len()));
+    for (((a, b), (first, second)), (cos, sin)) in
+        a.iter().zip(b).zip(first.iter_mut().zip(second)).zip(cos.iter().zip(sin))
+    {
+        let (a, b, sin) = (a.to_f32(), b.to_f32(), sign * sin);
+        first.write(T::from_f32(a * cos - b * sin));
+        second.write(T::from_f32(b * cos + a * sin));
     }
 }

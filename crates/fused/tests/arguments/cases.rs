@@ -125,6 +125,13 @@ pub const CASES: &[Case] = &[
         let x = draw.float(shape);
         draw.output(fused::rope(x.clone(), &table), x.dims());
     }),
+    ("rope_halves", |draw| {
+        let pairs = draw.size(4);
+        let (table, t) = table(draw, pairs);
+        let shape = [draw.size(3), t, draw.size(3), 2 * pairs];
+        let x = draw.float(shape);
+        draw.output(fused::rope_halves(x.clone(), &table), x.dims());
+    }),
     ("causal_attention", |draw| {
         let [b, heads, t, d, dv] = [draw.size(3), draw.size(3), draw.size(5), draw.size(5), draw.size(4)];
         let s = if t == 0 { 0 } else { t + draw.below(3) };

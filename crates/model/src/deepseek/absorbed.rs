@@ -44,7 +44,7 @@ impl Mla {
         // become that many queries.
         let latents = keys.clone().slice_dim(3, 0..rank);
         let q = if t == 1 { q_bhtw.swap_dims(1, 2) } else { q_bhtw };
-        let y_bthr = chunk.attention(q, [keys, latents], softmax_scale(&self.config));
+        let y_bthr = chunk.attention(q, [keys, latents], softmax_scale(&self.config), None);
         let y_hnv = y_bthr.reshape([1, n, heads, rank]).swap_dims(1, 2).matmul(w_uv_hrv);
         y_hnv.swap_dims(1, 2).reshape([b, t, heads * v])
     }

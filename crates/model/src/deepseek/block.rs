@@ -2,10 +2,11 @@
 
 use super::Mla;
 use crate::cache::{Chunk, LayerCache};
-use crate::{DeepSeekConfig, ExpertLoads, MicroBatch, Parallel, RmsNorm, Rope, StepContext};
+use crate::layers::mlp::{BlockOutput, Mlp};
+use crate::{DeepSeekConfig, MicroBatch, Parallel, RmsNorm, Rope};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use moe::{MoeConfig, MoeLayer, MoeStats, NoiseKey, SwiGlu};
+use moe::MoeConfig;
 
 /// `x + attn(norm(x))`, then `x + mlp(norm(x))`; the MLP is dense or a mixture of experts.
 #[derive(Module, Debug)]
@@ -21,35 +22,6 @@ pub struct Block {
     layer: usize,
 }
 
-/// The second half of a block.
-#[derive(Module, Debug)]
-pub enum Mlp {
-    /// One SwiGLU for all tokens.
-    Dense(SwiGlu),
-    /// Experts, a few of them per token.
-    Moe(MoeLayer),
-}
-
-/// The output of a block.
-#[derive(Debug, Clone)]
-pub struct BlockOutput {
-    /// The residual stream.
-    pub x_btd: Tensor<3>,
-    /// The load-balancing losses, `[1]`; `None` in a dense block or if no such loss is configured.
-    pub aux_loss: Option<Tensor<1>>,
-    /// Where the tokens were routed, for a mixture of experts.
-    pub stats: Option<MoeStats>,
-}
-
-impl BlockOutput {
-    /// Adds the expert loads to those of the step, in training.
-    pub(super) fn record(&self, loads: &ExpertLoads, layer: usize, batch: &MicroBatch) {
-        if let (Some(stats), Some(place)) = (&self.stats, batch.place) {
-            loads.record(layer, place.first_row, stats);
-        }
-    }
-}
-
 impl Block {
     pub(super) fn new(
         config: &DeepSeekConfig,
@@ -60,8 +32,8 @@ impl Block {
     ) -> Self {
         let d = config.hidden_size;
         let mlp = match layer < config.first_k_dense_replace {
-            true => Mlp::Dense(SwiGlu::new(d, config.intermediate_size, device)),
-            false => Mlp::Moe(MoeLayer::new(d, moe, device)),
+            true => Mlp::dense(d, config.intermediate_size, device),
+            false => Mlp::experts(d, moe, device),
         };
         Self {
             input_layernorm: RmsNorm::new(d, config.rms_norm_eps, device),
@@ -95,24 +67,8 @@ impl Block {
 
     /// The rest of the block after the heads' output `y`.
     fn mlp(&self, y: Tensor<3>, x_bsd: Tensor<3>, batch: &MicroBatch, parallel: &Parallel) -> BlockOutput {
-        let (ranks, tp) = (&parallel.sequences.padded(batch.padding), &parallel.sequences.tp);
+        let tp = &parallel.sequences.tp;
         let [x_bsd, normed] = self.post_attention_layernorm.forward_sum(&self.self_attn.o_proj, y, x_bsd, tp);
-        match &self.mlp {
-            Mlp::Dense(mlp) => {
-                BlockOutput { x_btd: mlp.forward_add_over(normed, x_bsd, tp), aux_loss: None, stats: None }
-            }
-            Mlp::Moe(moe) => {
-                let noise = batch.place.map(|StepContext { seed, step, first_row }| {
-                    Some(NoiseKey::derive(seed, step, self.layer as u64, first_row))
-                });
-                let output = match (noise, &parallel.experts) {
-                    (None, None) => moe.evaluate_over(normed, ranks),
-                    (None, Some(experts)) => experts.evaluate(moe, normed, ranks),
-                    (Some(noise), None) => moe.forward_over(normed, noise, ranks),
-                    (Some(noise), Some(experts)) => experts.forward(moe, normed, noise, ranks),
-                };
-                BlockOutput { x_btd: x_bsd + output.y_btd, aux_loss: output.aux_loss, stats: Some(output.stats) }
-            }
-        }
+        self.mlp.forward_add(normed, x_bsd, self.layer, batch, parallel)
     }
 }

@@ -1,16 +1,13 @@
 //! The shape of a DeepSeek and its validation.
 
 use crate::YarnConfig;
-use crate::limits::{MAX_LAYERS, epsilon, number, sizes};
+use crate::limits::{MAX_LAYERS, MAX_ROPE_DIM, epsilon, number, sizes};
 use moe::MoeConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Published models use 1 and 3. Each module makes the activations larger.
 const MAX_MTP_DEPTH: usize = 16;
-
-/// Each block has a table of its rotary frequencies.
-const MAX_ROPE_DIM: usize = 4096;
 
 /// The shape of a DeepSeek-V2/V3 (arXiv 2405.04434, 2412.19437) without its experts, which are a [`MoeConfig`]; names
 /// follow Hugging Face's `config.json`.

@@ -11,7 +11,7 @@ mod mtp;
 mod output_units;
 mod units;
 
-pub use block::{Block, BlockOutput, Mlp};
+pub use block::Block;
 pub use config::DeepSeekConfig;
 pub(crate) use family::DeepSeekFamily;
 pub use mla::Mla;
@@ -43,7 +43,12 @@ pub struct DeepSeek {
 
 /// The rotations of queries and keys, which all blocks share.
 fn rope(config: &DeepSeekConfig) -> Rope {
-    Rope::new(config.qk_rope_head_dim, config.rope_theta, config.rope_scaling.as_ref())
+    let (d, theta) = (config.qk_rope_head_dim, config.rope_theta);
+    let plain = Rope::frequencies(d, theta);
+    match &config.rope_scaling {
+        None => Rope::new(plain.collect(), 1.0),
+        Some(yarn) => Rope::new(yarn.frequencies(d, theta, plain), yarn.amplitude()),
+    }
 }
 
 /// Final norm and output matrix.

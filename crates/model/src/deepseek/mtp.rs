@@ -13,8 +13,9 @@
 //! The paper writes `[hidden | embedding]`. The published weights have the embedding's columns first, and so does Kiln.
 //! `h^k` is the output of `norm_k` (`shared_head.norm`), both for the head and for the next module.
 
-use super::{Block, BlockOutput, OutputMatrix};
+use super::{Block, OutputMatrix};
 use crate::cache::{Chunk, LayerCache};
+use crate::layers::mlp::BlockOutput;
 use crate::{DeepSeekConfig, MicroBatch, MtpBatch, Parallel, RmsNorm, Rope};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};

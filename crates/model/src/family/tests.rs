@@ -4,13 +4,13 @@ use super::*;
 use crate::{Sharding, visited};
 use proptest::prelude::*;
 
-/// A GPT-2 and a DeepSeek of these sizes.
+/// A GPT-2, a DeepSeek, and Llamas with and without experts, of these sizes.
 fn models(
     sizes: [u8; 8],
     [bias, selection_bias]: [bool; 2],
     [inner, rank]: [Option<u8>; 2],
     (dense, mtp_depth): (usize, usize),
-) -> [(ModelConfig, Option<MoeConfig>); 2] {
+) -> [(ModelConfig, Option<MoeConfig>); 4] {
     let at_least_1 = |size: u8| usize::from(size) + 1;
     let [a, b, c, d, e, f, g, h] = sizes.map(at_least_1);
     let gpt2 = Gpt2Config {
@@ -45,12 +45,32 @@ fn models(
         selection_bias,
         ..MoeConfig::default()
     };
-    [(ModelConfig::Gpt2(gpt2), None), (ModelConfig::DeepSeek(deepseek), Some(moe))]
+    let llama = LlamaConfig {
+        vocab_size: a,
+        hidden_size: b,
+        num_hidden_layers: 3,
+        intermediate_size: c,
+        num_attention_heads: 2 * d,
+        num_key_value_heads: d,
+        head_dim: Some(2 * e),
+        qkv_bias: bias,
+        qk_norm: selection_bias,
+        tie_word_embeddings: inner.is_some(),
+        ..LlamaConfig::default()
+    };
+    let qwen3_moe = LlamaConfig { mlp_only_layers: (0..dense.min(3)).collect(), ..llama.clone() };
+    [
+        (ModelConfig::Gpt2(gpt2), None),
+        (ModelConfig::Llama(llama), None),
+        (ModelConfig::Llama(qwen3_moe), Some(moe.clone())),
+        (ModelConfig::DeepSeek(deepseek), Some(moe)),
+    ]
 }
 
 fn visited_of(model: &AnyModel) -> Vec<(String, Vec<usize>)> {
     match model {
         AnyModel::Gpt2(model) => visited(model),
+        AnyModel::Llama(model) => visited(model),
         AnyModel::DeepSeek(model) => visited(model),
     }
 }

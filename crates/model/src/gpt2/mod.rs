@@ -270,7 +270,7 @@ impl Gpt2Attention {
         let qkv = apply(&self.c_attn, x_btd).reshape([b, t, 3 * n, head]).swap_dims(1, 2);
         let [q_bhtd, k_bhtd, v_bhtd] = [0, n, 2 * n].map(|from| qkv.clone().slice([0..b, from..from + n]));
         let keys_and_values = layer.append([k_bhtd, v_bhtd], chunk);
-        chunk.attention(q_bhtd, keys_and_values, (head as f64).powf(-0.5)).reshape([b, t, d])
+        chunk.attention(q_bhtd, keys_and_values, (head as f64).powf(-0.5), None).reshape([b, t, d])
     }
 }
 

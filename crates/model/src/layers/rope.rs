@@ -1,11 +1,10 @@
-//! Interleaved rotary positions with YaRN's frequencies.
+//! Tables of rotary positions.
 
-use super::YarnConfig;
 use burn::tensor::Device;
 use fused::RopeTable;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Tables for [`fused::rope`], which rotates the pairs `(x0, x1), (x2, x3), ...` of a head by `position *
+/// Tables for [`fused::rope`] and [`fused::rope_halves`], which rotate the pairs of a head by `position *
 /// frequency[pair]`.
 ///
 /// A table is built once per device, with the requested length, and rebuilt at least twice as long when a longer one is
@@ -14,21 +13,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Rope {
     /// Radians per position, one per pair.
     frequencies: Vec<f64>,
-    /// Factor on cosine and sine; 1 without YaRN.
+    /// Factor on cosine and sine.
     amplitude: f64,
     /// Tables of positions from 0 on, one per device.
     tables: Arc<Mutex<Vec<(Device, RopeTable)>>>,
 }
 
 impl Rope {
-    /// Creates the frequencies `theta^(-2i/d)` for heads of width `d`, modified by YaRN if it is configured.
-    pub fn new(d: usize, theta: f64, scaling: Option<&YarnConfig>) -> Self {
-        let plain = (0..d / 2).map(|pair| theta.powf(-2.0 * pair as f64 / d as f64));
-        let (frequencies, amplitude) = match scaling {
-            None => (plain.collect(), 1.0),
-            Some(yarn) => (yarn.frequencies(d, theta, plain), yarn.amplitude()),
-        };
+    /// Rotations by these frequencies, in radians per position, one per pair; `amplitude` multiplies cosine and sine.
+    pub fn new(frequencies: Vec<f64>, amplitude: f64) -> Self {
         Self { frequencies, amplitude, tables: Arc::default() }
+    }
+
+    /// The frequencies `theta^(-2i/d)` of heads of width `d` (RoFormer, arXiv 2104.09864).
+    pub fn frequencies(d: usize, theta: f64) -> impl Iterator<Item = f64> + Clone {
+        (0..d / 2).map(move |pair| theta.powf(-2.0 * pair as f64 / d as f64))
     }
 
     /// The table of positions `0..t`.
@@ -63,7 +62,7 @@ mod tests {
 
     #[test]
     fn clones_share_one_table_a_device_which_grows_to_the_longest_that_was_asked_for() {
-        let (device, rope) = (Device::flex(), Rope::new(4, 10000.0, None));
+        let (device, rope) = (Device::flex(), Rope::new(Rope::frequencies(4, 10000.0).collect(), 1.0));
         let clone = rope.clone();
         for (asked, made) in [(5, 8), (8, 8), (3, 8), (9, 16), (100, 128), (20, 128)] {
             assert_eq!(clone.first(asked, &device.clone().autodiff()).positions(), asked);

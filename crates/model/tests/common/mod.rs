@@ -4,12 +4,12 @@
 
 use burn::tensor::Device;
 use model::hf::{Folder, Pretrained};
-use model::{AnyModel, DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, ModelConfig};
+use model::{AnyModel, DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, Llama, LlamaConfig, ModelConfig};
 use moe::MoeConfig;
 use std::path::{Path, PathBuf};
 
 /// The f32 folders of `tests/reference`.
-pub const FIXTURES: [&str; 10] = [
+pub const FIXTURES: [&str; 16] = [
     "gpt2-a",
     "gpt2-b",
     "deepseek-v3-q-lora",
@@ -20,6 +20,12 @@ pub const FIXTURES: [&str; 10] = [
     "deepseek-v3-mtp-2",
     "deepseek-v2-greedy",
     "deepseek-v2-group-limited",
+    "llama-scaled-rope",
+    "qwen2",
+    "qwen3",
+    "mistral-window",
+    "mixtral",
+    "qwen3-moe",
 ];
 
 /// A folder of `tests/reference`.
@@ -35,6 +41,7 @@ pub fn load(path: &Path) -> Pretrained {
 /// A loaded model by family.
 pub enum Loaded {
     Gpt2(Gpt2Config, Gpt2),
+    Llama(LlamaConfig, Option<MoeConfig>, Llama),
     DeepSeek(DeepSeekConfig, MoeConfig, DeepSeek),
 }
 
@@ -42,6 +49,7 @@ impl From<Pretrained> for Loaded {
     fn from(Pretrained { config, moe, model }: Pretrained) -> Self {
         match (config, model) {
             (ModelConfig::Gpt2(config), AnyModel::Gpt2(model)) => Self::Gpt2(config, model),
+            (ModelConfig::Llama(config), AnyModel::Llama(model)) => Self::Llama(config, moe, model),
             (ModelConfig::DeepSeek(config), AnyModel::DeepSeek(model)) => {
                 Self::DeepSeek(config, moe.expect("its experts"), model)
             }

@@ -9,7 +9,7 @@ use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use comm::ContextParallel;
 use common::{Loaded, reference};
 use model::hf::{Folder, Pretrained, Source, bind, names};
-use model::{DeepSeek, Documents, Gpt2, LanguageModel, MicroBatch, MtpBatch, Targets, TokenRows};
+use model::{DeepSeek, Documents, Gpt2, LanguageModel, Llama, MicroBatch, MtpBatch, Targets, TokenRows};
 use moe::MoeConfig;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -37,6 +37,12 @@ fixtures! {
     deepseek_v3_with_yarn_of_two_mscales_and_no_dense_layer: "deepseek-v3-yarn-2",
     deepseek_v2_greedy: "deepseek-v2-greedy",
     deepseek_v2_group_limited_greedy: "deepseek-v2-group-limited",
+    llama_with_scaled_rotary_positions: "llama-scaled-rope",
+    qwen2_with_biases_and_a_tied_head: "qwen2",
+    qwen3_with_norms_of_queries_and_keys_and_yarn: "qwen3",
+    mistral_with_a_window_shorter_than_the_text: "mistral-window",
+    mixtral: "mixtral",
+    qwen3_moe_with_a_dense_layer: "qwen3-moe",
 }
 
 fn equals_transformers(name: &str) {
@@ -58,7 +64,7 @@ fn equals_transformers(name: &str) {
 /// All sequences of a fixture, as documents of one row.
 #[test]
 fn documents_in_one_row_equal_transformers() {
-    for name in ["gpt2-a", "deepseek-v3-q-lora", "deepseek-v3-yarn", "deepseek-v2-greedy"] {
+    for name in ["gpt2-a", "deepseek-v3-q-lora", "deepseek-v3-yarn", "deepseek-v2-greedy", "qwen3", "mistral-window"] {
         let device = Device::flex();
         let path = reference(name);
         let file = fs::read(path.join("expected.safetensors")).unwrap();
@@ -100,6 +106,10 @@ fn train_as_transformers(
     match Loaded::from(pretrained) {
         Loaded::Gpt2(config, model) => {
             compare_gradients(model, gradients(Gpt2::new(&config, &device), path), |model| loss(model));
+        }
+        Loaded::Llama(config, moe, model) => {
+            let expected = gradients(Llama::new(&config, moe.as_ref(), &device), path);
+            compare_gradients(model, expected, |model| loss(model));
         }
         Loaded::DeepSeek(config, moe, model) => {
             // The selection bias has no gradient, so the model that holds the expected gradients omits it.

@@ -5,7 +5,7 @@ use super::{Collect, GRADIENTS, LOGITS, Track, assert_close, floats, floats_of, 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use comm::{CommError, Communicator, ContextParallel, Cut, Reduce, SequenceRanks, TensorParallel, run_ranks};
-use model::{DeepSeek, Gpt2, MicroBatch, Parallel, Sharding, Targets};
+use model::{DeepSeek, Gpt2, Llama, MicroBatch, Parallel, Sharding, Targets};
 use moe::MoeConfig;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ const LAYOUTS: [[usize; 2]; 3] = [[1, 2], [2, 1], [2, 2]];
 
 #[test]
 fn documents_in_one_row_over_ranks_equal_transformers() {
-    for name in ["gpt2-a", "deepseek-v3-q-lora"] {
+    for name in ["gpt2-a", "deepseek-v3-q-lora", "qwen3", "mistral-window"] {
         for [cp, tp] in LAYOUTS.into_iter().chain([[4, 1]]) {
             run_ranks(vec![Device::flex(); cp * tp], comm::TIMEOUT, move |comm| {
                 equals_transformers(name, &comm, tp, true)
@@ -28,9 +28,9 @@ fn documents_in_one_row_over_ranks_equal_transformers() {
 
 #[test]
 fn parts_of_models_on_ranks_equal_transformers() {
-    for name in
-        ["gpt2-a", "gpt2-b", "deepseek-v3-q-lora", "deepseek-v3-no-q-lora", "deepseek-v3-yarn", "deepseek-v2-greedy"]
-    {
+    let deepseek = ["deepseek-v3-q-lora", "deepseek-v3-no-q-lora", "deepseek-v3-yarn", "deepseek-v2-greedy"];
+    let llama = ["llama-scaled-rope", "qwen3", "mistral-window", "mixtral", "qwen3-moe"];
+    for name in ["gpt2-a", "gpt2-b"].into_iter().chain(deepseek).chain(llama) {
         for [cp, tp] in LAYOUTS {
             run_ranks(vec![Device::flex(); cp * tp], comm::TIMEOUT, move |comm| {
                 equals_transformers(name, &comm, tp, false)
@@ -72,6 +72,22 @@ fn equals_transformers(name: &str, comm: &Communicator, tp: usize, in_one_row: b
                 let x = model.ends.embed(tokens.clone(), &batch, parallel);
                 let x = model.blocks.iter().fold(x, |x, block| block.forward(x, &batch, parallel));
                 model.ends.losses(x, Targets::all(targets.clone()), 0.0, parallel).cross_entropy
+            })
+        }
+        Loaded::Llama(config, moe, model) => {
+            let expected_gradients = gradients(Llama::new(&config, moe.as_ref(), &device), &path);
+            compare(&parallel, &sums, model, expected_gradients, &floats(&expected, "loss"), |model, parallel| {
+                let (tp, vocab, targets) = (&parallel.sequences.tp, config.vocab_size, Targets::all(targets.clone()));
+                let x = model::llama::embed(&model.embed, tokens.clone(), vocab, tp);
+                let x = model.blocks.iter().fold(x, |x, block| block.forward_over(x, &batch, parallel).x_btd);
+                let losses = match config.tie_word_embeddings {
+                    false => model.head.losses(x, targets, 0.0, vocab, tp),
+                    true => {
+                        let normed = model.head.norm.forward(x);
+                        model::llama::tied_losses(&model.embed, normed, targets, 0.0, vocab, tp)
+                    }
+                };
+                losses.cross_entropy
             })
         }
         Loaded::DeepSeek(config, moe, model) => {

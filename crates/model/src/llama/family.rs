@@ -1,0 +1,226 @@
+//! Llama as a [`Family`]: shape, limits and parameters.
+
+use super::units::LlamaUnits;
+use super::{Llama, cost, hf};
+use crate::cost::{Flops, Workload};
+use crate::family::{Family, HuggingFace, ModelUnits, Size, Training};
+use crate::layers::mixture::{mixture, swiglu};
+use crate::{AnyModel, Batch, Initial, LlamaConfig, ParameterSpec};
+use burn::tensor::Device;
+use comm::Cut;
+use fsdp::{CallBytes, CallTraffic, Units};
+use moe::MoeConfig;
+
+/// A Llama, known by its shape and its experts.
+pub struct LlamaFamily<'a> {
+    shape: &'a LlamaConfig,
+    moe: Option<&'a MoeConfig>,
+}
+
+impl<'a> LlamaFamily<'a> {
+    /// A Llama of this shape; without experts all blocks are dense.
+    pub fn new(shape: &'a LlamaConfig, moe: Option<&'a MoeConfig>) -> Self {
+        Self { shape, moe }
+    }
+
+    /// The parameters of a block. Tensor-parallel ranks split heads and the columns of the dense and the shared SwiGLU.
+    /// Every rank has the norms and the router.
+    fn block(&self, layer: usize) -> Vec<ParameterSpec> {
+        let (shape, d) = (self.shape, self.shape.hidden_size);
+        let field = |field: &str| format!("blocks.{layer}.{field}");
+        let width = |heads: usize| heads.saturating_mul(shape.head_dim());
+        let [q, k] = [shape.num_attention_heads, shape.num_key_value_heads].map(width);
+        let projection = |name: &str, to: usize| {
+            let weight = ParameterSpec::matrix(field(&format!("self_attn.{name}.weight")), [d, to]).cut(Cut::COLUMNS);
+            let bias = ParameterSpec::bias(field(&format!("self_attn.{name}.bias")), to).cut(Cut { dim: 0, blocks: 1 });
+            [weight].into_iter().chain(shape.qkv_bias.then_some(bias))
+        };
+        let mut all = vec![ParameterSpec::gain(field("input_layernorm.gamma"), d)];
+        all.extend(
+            [("q_proj", q), ("k_proj", k), ("v_proj", k)].into_iter().flat_map(|(name, to)| projection(name, to)),
+        );
+        all.push(ParameterSpec::matrix(field("self_attn.o_proj.weight"), [q, d]).cut(Cut::ROWS));
+        if shape.qk_norm {
+            let gain = |name: &str| ParameterSpec::gain(field(&format!("self_attn.{name}.gamma")), shape.head_dim());
+            all.extend(["q_norm", "k_norm"].map(gain));
+        }
+        all.push(ParameterSpec::gain(field("post_attention_layernorm.gamma"), d));
+        match self.experts_of(layer) {
+            Some(moe) => all.extend(mixture(&field("mlp.Moe"), d, moe)),
+            None => all.extend(swiglu(&field("mlp.Dense"), d, shape.intermediate_size)),
+        }
+        all
+    }
+
+    /// The experts of a block.
+    fn experts_of(&self, layer: usize) -> Option<&'a MoeConfig> {
+        self.moe.filter(|_| self.shape.has_experts(layer))
+    }
+
+    /// Whether a block has no experts.
+    fn has_dense_layers(&self) -> bool {
+        (0..self.shape.num_hidden_layers).any(|layer| self.experts_of(layer).is_none())
+    }
+}
+
+impl Family for LlamaFamily<'_> {
+    fn blocks(&self) -> usize {
+        self.shape.num_hidden_layers
+    }
+
+    fn width(&self) -> usize {
+        self.shape.hidden_size
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.shape.vocab_size
+    }
+
+    fn context(&self) -> Size {
+        ("model.max_position_embeddings", self.shape.max_position_embeddings)
+    }
+
+    fn expert_layers(&self) -> Result<(Vec<usize>, usize), &'static str> {
+        let moe = self.moe.ok_or("there is no `moe` section")?;
+        let layers: Vec<usize> = (0..self.shape.num_hidden_layers).filter(|i| self.shape.has_experts(*i)).collect();
+        if layers.is_empty() {
+            Err("all layers are dense (model.mlp_only_layers)")
+        } else {
+            Ok((layers, moe.num_experts))
+        }
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        LlamaConfig { vocab_size: self.shape.vocab_size.max(1), ..self.shape.clone() }.validate()?;
+        match self.moe {
+            None if !self.shape.mlp_only_layers.is_empty() => Err(
+                "model.mlp_only_layers lists layers without experts, but there is no `moe` section: add one (`moe: \
+                 {num_experts: 8}`), or remove the list"
+                    .into(),
+            ),
+            moe => moe.map_or(Ok(()), MoeConfig::validate),
+        }
+    }
+
+    fn parameter_count(&self) -> f64 {
+        let (shape, of) = (self.shape, |size: usize| size as f64);
+        let (d, vocab, layers) = (of(shape.hidden_size), of(shape.vocab_size), of(shape.num_hidden_layers));
+        let head_dim = of(shape.head_dim());
+        let [q, k] = [shape.num_attention_heads, shape.num_key_value_heads].map(|heads| of(heads) * head_dim);
+        let bias = if shape.qkv_bias { q + 2.0 * k } else { 0.0 };
+        let norms = 2.0 * d + if shape.qk_norm { 2.0 * head_dim } else { 0.0 };
+        let attention = 2.0 * d * (q + k) + bias + norms;
+        let dense = 3.0 * d * of(shape.intermediate_size);
+        let mlps = match self.moe {
+            None => layers * dense,
+            Some(moe) => {
+                let experts = of(moe.num_experts);
+                let router = experts * (d + f64::from(u8::from(moe.selection_bias)));
+                let all = experts + of(moe.n_shared_experts);
+                let mixture = router + 3.0 * d * of(moe.moe_intermediate_size) * all;
+                let dense_layers = of((0..shape.num_hidden_layers).filter(|i| !shape.has_experts(*i)).count());
+                dense_layers * dense + (layers - dense_layers) * mixture
+            }
+        };
+        let matrices = if shape.tie_word_embeddings { 1.0 } else { 2.0 };
+        matrices * vocab * d + layers * attention + mlps + d
+    }
+
+    fn sizes(&self) -> Vec<Size> {
+        let mut sizes = vec![
+            ("model.vocab_size", self.shape.vocab_size),
+            ("model.hidden_size", self.shape.hidden_size),
+            ("model.intermediate_size", self.shape.intermediate_size),
+            ("model.num_attention_heads", self.shape.num_attention_heads),
+            ("model.head_dim", self.shape.head_dim()),
+        ];
+        if let Some(moe) = self.moe {
+            sizes.extend([
+                ("moe.num_experts", moe.num_experts),
+                ("moe.moe_intermediate_size", moe.moe_intermediate_size),
+                ("moe.n_shared_experts", moe.n_shared_experts),
+            ]);
+        }
+        sizes
+    }
+
+    fn activations(&self, context: Size) -> Vec<Vec<Size>> {
+        let heads = ("model.num_attention_heads", self.shape.num_attention_heads);
+        let d = ("model.hidden_size", self.shape.hidden_size);
+        let mut tensors = vec![
+            vec![heads, context],
+            vec![heads, ("model.head_dim", self.shape.head_dim())],
+            vec![("model.intermediate_size", self.shape.intermediate_size)],
+            vec![d],
+        ];
+        if let Some(moe) = self.moe {
+            let (top_k, width) = (("moe.top_k", moe.top_k), ("moe.moe_intermediate_size", moe.moe_intermediate_size));
+            tensors.extend([
+                vec![top_k, d],
+                vec![top_k, width],
+                vec![("moe.n_shared_experts", moe.n_shared_experts), width],
+                vec![("moe.num_experts", moe.num_experts)],
+            ]);
+        }
+        tensors
+    }
+
+    /// Query heads are a multiple of those of keys and values.
+    fn tensor_parallel_sizes(&self) -> Vec<Size> {
+        let mut sizes = vec![("model.num_key_value_heads", self.shape.num_key_value_heads)];
+        if self.has_dense_layers() {
+            sizes.push(("model.intermediate_size", self.shape.intermediate_size));
+        }
+        if let Some(moe) = self.moe.filter(|moe| moe.n_shared_experts > 0) {
+            let width = moe.n_shared_experts.saturating_mul(moe.moe_intermediate_size);
+            sizes.push(("moe.n_shared_experts x moe.moe_intermediate_size", width));
+        }
+        sizes
+    }
+
+    /// The vocabulary of embedding and output matrix is split among tensor-parallel ranks; see also `block`.
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        let LlamaConfig { vocab_size, hidden_size: d, num_hidden_layers, tie_word_embeddings: tied, .. } = *self.shape;
+        // A tied embedding is the output matrix too, so a token passes it once.
+        let embed = if tied { ParameterSpec::matrix } else { ParameterSpec::table };
+        let mut all = vec![embed("embed.weight", [vocab_size, d]).cut(Cut::ROWS)];
+        all.extend((0..num_hidden_layers).flat_map(|layer| self.block(layer)));
+        all.push(ParameterSpec::gain("head.norm.gamma", d));
+        let lm_head = || ParameterSpec::matrix("head.lm_head.weight", [d, vocab_size]).cut(Cut::COLUMNS);
+        all.extend((!tied).then(lm_head));
+        all
+    }
+
+    fn initial(&self, seed: u64) -> Initial {
+        Initial::new("llama", seed, self.parameters())
+    }
+
+    /// The head; its norm and the embedding if they are tied.
+    fn calls_after_blocks(&self) -> usize {
+        if self.shape.tie_word_embeddings { 2 } else { 1 }
+    }
+
+    fn flops(&self) -> Vec<Flops> {
+        cost::flops(self.shape, &self.parameters())
+    }
+
+    fn memory(&self, workload: &Workload) -> Vec<CallBytes> {
+        cost::memory(self.shape, self.moe, workload)
+    }
+
+    fn traffic(&self, workload: &Workload) -> Vec<CallTraffic> {
+        cost::traffic(self.shape, self.moe, workload)
+    }
+
+    fn model(&self, device: &Device) -> AnyModel {
+        AnyModel::Llama(Llama::new(self.shape, self.moe, device))
+    }
+
+    fn add_units(&self, units: &mut Units<Batch>, training: &Training, device: &Device) -> Box<dyn ModelUnits> {
+        Box::new(LlamaUnits::add(units, (self.shape, self.moe), training, device))
+    }
+
+    fn hugging_face(&self) -> Box<dyn HuggingFace + '_> {
+        Box::new(hf::LlamaFolder { shape: self.shape, moe: self.moe })
+    }
+}

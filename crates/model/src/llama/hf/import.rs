@@ -1,0 +1,150 @@
+//! Import of `config.json`.
+
+use super::rope;
+use crate::LlamaConfig;
+use crate::hf::{Folder, HfError};
+use moe::{MoeConfig, ScoreFunc};
+use serde::Deserialize;
+
+/// The keys of the hub's files, except those of rotary positions.
+#[derive(Deserialize)]
+struct LlamaJson {
+    model_type: String,
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    max_position_embeddings: usize,
+    rms_norm_eps: Option<f64>,
+    hidden_act: Option<String>,
+    #[serde(default)]
+    attention_bias: Option<bool>,
+    #[serde(default)]
+    mlp_bias: Option<bool>,
+    #[serde(default)]
+    tie_word_embeddings: bool,
+    sliding_window: Option<usize>,
+    #[serde(default)]
+    use_sliding_window: Option<bool>,
+    max_window_layers: Option<usize>,
+    layer_types: Option<Vec<String>>,
+    #[serde(alias = "num_local_experts")]
+    num_experts: Option<usize>,
+    num_experts_per_tok: Option<usize>,
+    moe_intermediate_size: Option<usize>,
+    norm_topk_prob: Option<bool>,
+    mlp_only_layers: Option<Vec<usize>>,
+    decoder_sparse_step: Option<usize>,
+}
+
+/// Reads and validates `config.json`. Keys that it lacks have transformers' defaults.
+pub(crate) fn config(folder: &Folder) -> Result<(LlamaConfig, Option<MoeConfig>), HfError> {
+    let json = LlamaJson::deserialize(folder.config()).map_err(|error| folder.config_error(error.to_string()))?;
+    refuse_unsupported(folder, &json)?;
+    let kind = &json.model_type[..];
+    let (theta, eps) = if kind == "mixtral" { (1e6, 1e-5) } else { (10000.0, 1e-6) };
+    let (rope_theta, rope_scaling) = rope::read(folder, theta, json.max_position_embeddings)?;
+    let (sliding_window, max_window_layers) = windows(folder, &json)?;
+    // A key that is null has as many heads as there are queries.
+    let absent = folder.config().get("num_key_value_heads").is_none();
+    let kv_heads = match kind {
+        "mistral" | "mixtral" if absent => Some(8),
+        "qwen2" | "qwen3" if absent => Some(32),
+        "qwen3_moe" if absent => Some(4),
+        _ => json.num_key_value_heads,
+    };
+    let moe = moe_config(folder, &json)?;
+    let model = LlamaConfig {
+        vocab_size: json.vocab_size,
+        hidden_size: json.hidden_size,
+        num_hidden_layers: json.num_hidden_layers,
+        // Mixtral calls the experts' width by this name, and has no dense layers.
+        intermediate_size: json.intermediate_size,
+        num_attention_heads: json.num_attention_heads,
+        num_key_value_heads: kv_heads.unwrap_or(json.num_attention_heads),
+        head_dim: json.head_dim.or((kind == "qwen3").then_some(128)),
+        max_position_embeddings: json.max_position_embeddings,
+        rms_norm_eps: json.rms_norm_eps.unwrap_or(eps),
+        rope_theta,
+        rope_scaling,
+        qkv_bias: kind == "qwen2",
+        qk_norm: matches!(kind, "qwen3" | "qwen3_moe"),
+        tie_word_embeddings: json.tie_word_embeddings,
+        sliding_window,
+        max_window_layers,
+        mlp_only_layers: if moe.is_some() { dense_layers(&json) } else { vec![] },
+    };
+    folder.check_sizes(&model)?;
+    moe.as_ref().map_or(Ok(()), |moe| folder.check_sizes(moe))?;
+    let valid = model.validate().and_then(|()| moe.as_ref().map_or(Ok(()), MoeConfig::validate));
+    valid.map_err(|reason| folder.config_error(reason))?;
+    Ok((model, moe))
+}
+
+fn refuse_unsupported(folder: &Folder, json: &LlamaJson) -> Result<(), HfError> {
+    let refuse = |what: String| Err(folder.config_error(format!("{what} is not supported")));
+    if let Some(act) = json.hidden_act.as_deref().filter(|act| *act != "silu") {
+        return refuse(format!("hidden_act \"{act}\""));
+    }
+    // It adds a bias to the output projection too. Mistral and Mixtral have no such key.
+    let has_key = !matches!(&json.model_type[..], "mistral" | "mixtral" | "qwen2");
+    if has_key && json.attention_bias == Some(true) || json.mlp_bias == Some(true) {
+        return refuse("attention_bias or mlp_bias".into());
+    }
+    Ok(())
+}
+
+/// The window, and the number of leading layers without it.
+fn windows(folder: &Folder, json: &LlamaJson) -> Result<(Option<usize>, usize), HfError> {
+    let window = match folder.config().get("sliding_window") {
+        None if json.model_type != "mixtral" => Some(4096),
+        _ => json.sliding_window,
+    };
+    match &json.model_type[..] {
+        "mistral" | "mixtral" => Ok((window, 0)),
+        "qwen3_moe" => Ok((window.filter(|_| json.use_sliding_window == Some(true)), 0)),
+        "qwen2" | "qwen3" if json.use_sliding_window == Some(true) => match &json.layer_types {
+            None => Ok((window, json.max_window_layers.unwrap_or(28))),
+            Some(types) => {
+                let full = types.iter().take_while(|kind| *kind == "full_attention").count();
+                match types[full..].iter().find(|kind| *kind != "sliding_attention") {
+                    None => Ok((window, full)),
+                    Some(kind) => Err(folder.config_error(format!(
+                        "layer_types has {kind} after sliding_attention, which is not supported: all layers from one on \
+                         have a window"
+                    ))),
+                }
+            }
+        },
+        _ => Ok((None, 0)),
+    }
+}
+
+/// The experts: softmax over all of them, the best ones chosen, and their weights divided by the sum.
+fn moe_config(folder: &Folder, json: &LlamaJson) -> Result<Option<MoeConfig>, HfError> {
+    let mixtral = json.model_type == "mixtral";
+    if !mixtral && json.model_type != "qwen3_moe" {
+        return Ok(None);
+    }
+    let needs =
+        |key: &str, value: Option<usize>| value.ok_or_else(|| folder.config_error(format!("missing field `{key}`")));
+    let width = if mixtral { Some(json.intermediate_size) } else { json.moe_intermediate_size };
+    Ok(Some(MoeConfig {
+        num_experts: needs(if mixtral { "num_local_experts" } else { "num_experts" }, json.num_experts)?,
+        top_k: needs("num_experts_per_tok", json.num_experts_per_tok)?,
+        moe_intermediate_size: needs("moe_intermediate_size", width)?,
+        score_func: ScoreFunc::Softmax,
+        norm_topk_prob: mixtral || json.norm_topk_prob.unwrap_or(false),
+        ..MoeConfig::default()
+    }))
+}
+
+/// The layers of a Qwen3-MoE without experts.
+fn dense_layers(json: &LlamaJson) -> Vec<usize> {
+    let (listed, step) = (json.mlp_only_layers.as_deref().unwrap_or_default(), json.decoder_sparse_step.unwrap_or(1));
+    let is_dense = |layer: &usize| listed.contains(layer) || !(layer + 1).is_multiple_of(step);
+    (0..json.num_hidden_layers).filter(is_dense).collect()
+}
