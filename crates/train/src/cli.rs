@@ -43,7 +43,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Exit status after Ctrl-C or another signal; by convention 128 + SIGINT.
 const INTERRUPTED: u8 = 130;
 
-/// Train GPT-2 and DeepSeek language models on many ranks, in pure Rust.
+/// Train GPT-2, Llama and DeepSeek language models on many ranks, in pure Rust.
 #[derive(Debug, Parser)]
 #[command(
     name = "train",

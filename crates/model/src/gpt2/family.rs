@@ -52,9 +52,10 @@ impl Family for Gpt2Family<'_> {
     fn validate(&self) -> Result<(), String> {
         Gpt2Config { vocab_size: self.shape.vocab_size.max(1), ..self.shape.clone() }.validate()?;
         match self.has_experts {
-            true => {
-                Err("there is a `moe` section, but model.type gpt2 has no experts: remove it, or take deepseek".into())
-            }
+            true => Err(
+                "there is a `moe` section, but model.type gpt2 has no experts: remove it, or take llama or deepseek"
+                    .into(),
+            ),
             false => Ok(()),
         }
     }

@@ -18,8 +18,8 @@ use std::path::PathBuf;
 /// Turn a Hugging Face model into a run at step 0, to train, evaluate or generate with.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// Folder with config.json and model.safetensors (or its shards and index); model_type gpt2, deepseek_v2 or
-    /// deepseek_v3
+    /// Folder with config.json and model.safetensors (or its shards and index); model_type gpt2, llama, mistral, qwen2,
+    /// qwen3, mixtral, qwen3_moe, deepseek_v2 or deepseek_v3
     #[arg(long, value_name = "DIR")]
     hf: PathBuf,
     /// The run folder to create

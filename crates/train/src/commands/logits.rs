@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 /// Write the logits of a Hugging Face model for given tokens.
 #[derive(Debug, Args)]
 pub struct LogitsArgs {
-    /// Folder with config.json and model.safetensors (or its shards and index); model_type gpt2, deepseek_v2 or
-    /// deepseek_v3
+    /// Folder with config.json and model.safetensors (or its shards and index); model_type gpt2, llama, mistral, qwen2,
+    /// qwen3, mixtral, qwen3_moe, deepseek_v2 or deepseek_v3
     #[arg(long, value_name = "DIR")]
     hf: PathBuf,
     /// Token ids: commas within a sequence, semicolons between sequences of equal length

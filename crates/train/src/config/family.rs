@@ -80,6 +80,23 @@ mod tests {
         let billions = active("deepseek-v3") as f64 / 1e9;
         assert!((36.5..38.0).contains(&billions), "{billions}");
         assert_eq!(active("gpt2-124m"), 124_439_808);
+        // 3.3 of 30.5 billion (arXiv 2505.09388).
+        let billions = active("qwen3-30b-a3b") as f64 / 1e9;
+        assert!((3.3..3.4).contains(&billions), "{billions}");
+    }
+
+    /// The numbers of parameters that the published models have on the hub.
+    #[test]
+    fn presets_of_published_models_have_their_number_of_parameters() {
+        for (preset, parameters) in [
+            ("gpt2-124m", 124_439_808),
+            ("smollm2-135m", 134_515_008),
+            ("qwen3-0.6b", 596_049_920),
+            ("llama3-8b", 8_030_261_248),
+            ("qwen3-30b-a3b", 30_532_122_624),
+        ] {
+            assert_eq!(Config::load(Source::Preset(preset), &[]).unwrap().parameter_count(), parameters, "{preset}");
+        }
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub struct Config {
     pub preset: Option<String>,
     /// The model's family and shape, with the names of Hugging Face's `config.json`.
     pub model: ModelConfig,
-    /// The experts of a DeepSeek; null for a model without experts.
+    /// The experts of a DeepSeek or a Llama; null for a model without experts.
     pub moe: Option<MoeConfig>,
     /// Training and validation data.
     pub data: DataConfig,

@@ -26,6 +26,11 @@ pub const PRESETS: &[Preset] = presets![
     "gpt2-350m",
     "gpt2-774m",
     "gpt2-1558m",
+    "llama",
+    "smollm2-135m",
+    "qwen3-0.6b",
+    "llama3-8b",
+    "qwen3-30b-a3b",
     "deepseek",
     "deepseek-7b",
     "deepseek-v2-lite",
@@ -54,6 +59,10 @@ const PUBLISHED: &[(&str, &str)] = &[
     ("gpt2large", "gpt2-774m"),
     ("gpt2xl", "gpt2-1558m"),
     ("gpt215b", "gpt2-1558m"),
+    ("metallama38b", "llama3-8b"),
+    ("smollm2", "smollm2-135m"),
+    ("qwen3", "qwen3-0.6b"),
+    ("llama3", "llama3-8b"),
 ];
 
 /// Finds the preset that an alternative spelling means: `GPT-2`, `deepseek_v3`, `deepseek-ai/DeepSeek-V3`, `gpt2-xl`.

@@ -55,7 +55,7 @@ fn every_file_in_configs_loads_and_every_one_in_presets_is_a_preset() {
     }
     assert_eq!(yaml_files(&configs.join("presets")).len(), PRESETS.len());
     for preset in PRESETS {
-        let file = configs.join("presets").join(preset.name).with_extension("yaml");
+        let file = configs.join("presets").join(format!("{}.yaml", preset.name));
         let loaded = Config::load(Source::Preset(preset.name), &[]).unwrap();
         let of_file = Config::load(Source::File(&file), &[]).unwrap();
         assert_eq!(loaded, Config { preset: Some(preset.name.into()), ..of_file });

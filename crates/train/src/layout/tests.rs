@@ -18,6 +18,17 @@ const VOCAB: usize = 11;
 
 const GPT2: &[&str] = &["model.n_layer=3", "model.n_embd=32", "model.n_head=4", "model.n_positions=8"];
 
+const LLAMA: &[&str] = &[
+    "model.num_hidden_layers=3",
+    "model.hidden_size=32",
+    "model.intermediate_size=20",
+    "model.num_attention_heads=8",
+    "model.num_key_value_heads=4",
+    "model.qkv_bias=true",
+    "model.qk_norm=true",
+    "model.max_position_embeddings=8",
+];
+
 const DEEPSEEK: &[&str] = &[
     "model.num_hidden_layers=3",
     "model.hidden_size=16",
@@ -149,6 +160,21 @@ const LAYOUTS: &[&[&str]] = &[
 fn a_step_of_gpt2_receives_what_the_table_says() {
     as_metered("gpt2", GPT2, LAYOUTS);
     as_metered("gpt2", GPT2, &[&["parallel.gpus=3", "parallel.strategy=block"]]);
+}
+
+#[test]
+fn a_step_of_llama_receives_what_the_table_says() {
+    as_metered("llama", LLAMA, LAYOUTS);
+    as_metered("llama", &[LLAMA, &["model.tie_word_embeddings=true"]].concat(), LAYOUTS);
+    // Every token goes to both experts, so loads are balanced.
+    let experts = ["model.mlp_only_layers=[1]", "moe.num_experts=2", "moe.top_k=2"];
+    let layouts: &[&[&str]] = &[
+        &["parallel.gpus=2", "parallel.ep=2"],
+        &["parallel.gpus=4", "parallel.pp=2", "parallel.ep=2"],
+        &["parallel.gpus=2", "parallel.tp=2"],
+        &["parallel.gpus=4", "parallel.cp=2", "parallel.tp=2"],
+    ];
+    as_metered("llama", &[LLAMA, &experts].concat(), layouts);
 }
 
 #[test]

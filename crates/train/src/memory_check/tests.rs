@@ -307,6 +307,10 @@ fn a_run_measures_what_was_estimated() {
         ("gpt2", [256, 4, 4], vec![]),
         ("gpt2", [64, 8, 8], vec!["model.dropout=0.1", "model.bias=false"]),
         ("gpt2", [128, 8, 4], vec!["parallel.gpus=2", full]),
+        ("llama", [256, 4, 4], vec![]),
+        ("llama", [128, 8, 8], vec!["model.qk_norm=true", "model.tie_word_embeddings=true"]),
+        ("llama", [128, 8, 2], vec!["moe.num_experts=8", "model.mlp_only_layers=[0]", "parallel.gpus=2"]),
+        ("llama", [256, 4, 4], vec!["parallel.gpus=4", "parallel.tp=2", "parallel.cp=2"]),
         ("deepseek", [256, 4, 2], vec!["parallel.gpus=2", "parallel.strategy=zero1"]),
         (
             "deepseek",

@@ -47,6 +47,32 @@ const DEEPSEEK: &[&str] = &[
     "train.z_loss_coef=0.1",
 ];
 
+/// Two query heads for each of four key-value heads, a window, biases and norms of queries and keys.
+const LLAMA: &[&str] = &[
+    "model.num_hidden_layers=2",
+    "model.hidden_size=16",
+    "model.intermediate_size=20",
+    "model.num_attention_heads=8",
+    "model.num_key_value_heads=4",
+    "model.head_dim=4",
+    "model.qkv_bias=true",
+    "model.qk_norm=true",
+    "model.sliding_window=5",
+    "model.max_window_layers=1",
+    "model.max_position_embeddings=8",
+    "train.z_loss_coef=0.1",
+];
+
+/// A Mixtral or Qwen3-MoE: experts in the second block.
+const LLAMA_EXPERTS: &[&str] = &[
+    "model.mlp_only_layers=[0]",
+    "moe.num_experts=4",
+    "moe.top_k=2",
+    "moe.moe_intermediate_size=12",
+    "moe.aux_loss_coef=0.1",
+    "moe.router_noise=0.05",
+];
+
 const V3: &[&str] = &[
     "model.q_lora_rank=6",
     "moe.score_func=sigmoid",
@@ -221,6 +247,21 @@ fn every_gradient_of_gpt2_is_one_ranks() {
 }
 
 #[test]
+fn every_gradient_of_llama_is_one_ranks() {
+    moves_as_on_one_rank("llama", &[LLAMA], &[LAYOUTS, CONTEXT].concat());
+    let tied = &["model.tie_word_embeddings=true", "data.document_mask=true"];
+    moves_as_on_one_rank(
+        "llama",
+        &[LLAMA, tied],
+        &[&LAYOUTS[..3], &LAYOUTS[10..], &CONTEXT[..3], &CONTEXT[8..]].concat(),
+    );
+    let layouts = [WITH_EXPERTS, &CONTEXT[..3], CONTEXT_WITH_EXPERTS].concat();
+    moves_as_on_one_rank("llama", &[LLAMA, LLAMA_EXPERTS], &layouts);
+    let padded = [&LAYOUTS[..2], &CONTEXT[..3]].concat();
+    moves_as_on_one_rank("llama", &[LLAMA, &["train.seq_len=7", "model.tie_word_embeddings=true"]], &padded);
+}
+
+#[test]
 fn every_gradient_of_deepseek_is_one_ranks() {
     moves_as_on_one_rank("deepseek", &[DEEPSEEK], &[LAYOUTS, WITH_EXPERTS, CONTEXT, CONTEXT_WITH_EXPERTS].concat());
 }
@@ -356,6 +397,9 @@ fn what_tensor_parallel_ranks_communicate_is_as_documented() {
         let (gathers, scatters) = (2 * blocks + 1, 2 * blocks + 1);
         assert_eq!(found, [(2 * gathers + scatters) * of(d), (gathers + scatters) * of(d), 0], "gpt2, tp {tp}");
 
+        let found = received(&config("llama", &[LLAMA, &layout]));
+        assert_eq!(found, [(2 * gathers + scatters) * of(d), (gathers + scatters) * of(d), 0], "llama, tp {tp}");
+
         let dropless = ["moe.capacity_factor=null", "moe.router_noise=0"];
         let found = received(&config("deepseek", &[DEEPSEEK, &dropless, &layout]));
         let (rank, rope) = (8, 4);
@@ -377,6 +421,9 @@ fn what_ranks_of_a_context_communicate_is_as_documented() {
         // backward, its gradient N times.
         let ring = |width: usize| (blocks * (3 * cp - 2) * b * T / cp * width * 4) as u64;
         assert_eq!(received(&config("gpt2", &[GPT2, &layout])), [0, 0, ring(2 * d)], "gpt2, cp {cp}");
+
+        // Keys and values of four heads of width 4.
+        assert_eq!(received(&config("llama", &[LLAMA, &layout])), [0, 0, ring(2 * 4 * 4)], "llama, cp {cp}");
 
         let (rank, rope, top_k) = (8, 4, 2);
         let dropless = ["moe.capacity_factor=null", "moe.router_noise=0"];

@@ -40,6 +40,16 @@ fn gpt2_has_the_losses_of_one_rank_in_every_pipeline() {
 }
 
 #[test]
+fn llama_has_the_losses_of_one_rank_in_every_layout() {
+    every_layout_has_the_losses_of_one_rank(LLAMA, LLAMA_ROWS);
+}
+
+#[test]
+fn llama_with_experts_has_the_losses_of_one_rank_wherever_they_are() {
+    every_layout_has_the_losses_of_one_rank(&[LLAMA, LLAMA_MOE].concat(), LLAMA_EXPERTS);
+}
+
+#[test]
 fn deepseek_has_the_losses_of_one_rank_in_every_pipeline() {
     every_layout_has_the_losses_of_one_rank(DEEPSEEK, DEEPSEEK_PIPELINES);
 }
@@ -108,8 +118,12 @@ fn deepseek_has_the_losses_of_one_rank_in_every_layout() {
 
 #[test]
 fn the_presets_and_a_dropless_deepseek_have_the_losses_of_one_rank_on_four() {
-    for model in [&["--model=gpt2"][..], &["--model=deepseek"], &["--model=deepseek", "--set=moe.capacity_factor=null"]]
-    {
+    for model in [
+        &["--model=gpt2"][..],
+        &["--model=llama"],
+        &["--model=deepseek"],
+        &["--model=deepseek", "--set=moe.capacity_factor=null"],
+    ] {
         every_layout_has_the_losses_of_one_rank(model, FOUR_RANKS);
     }
 }

@@ -32,6 +32,34 @@ pub const V3: &[&str] = &[
     "--set=moe.bias_update_speed=0.01",
 ];
 
+/// A small Llama: two query heads for each of four key-value heads, norms of queries and keys, a window in the last
+/// blocks, a tied head.
+pub const LLAMA: &[&str] = &[
+    "--model=llama",
+    "--set=model.num_hidden_layers=3",
+    "--set=model.hidden_size=64",
+    "--set=model.intermediate_size=96",
+    "--set=model.num_attention_heads=8",
+    "--set=model.num_key_value_heads=4",
+    "--set=model.qk_norm=true",
+    "--set=model.sliding_window=12",
+    "--set=model.max_window_layers=1",
+    "--set=model.tie_word_embeddings=true",
+    "--set=train.seq_len=32",
+    "--set=train.global_batch_size=16",
+    "--set=train.micro_batch_size=4",
+];
+
+/// A small Qwen3-MoE: 8 experts, 2 per token, in all blocks but the first; an output matrix of its own.
+pub const LLAMA_MOE: &[&str] = &[
+    "--set=model.tie_word_embeddings=false",
+    "--set=model.mlp_only_layers=[0]",
+    "--set=moe.num_experts=8",
+    "--set=moe.moe_intermediate_size=64",
+    "--set=moe.aux_loss_coef=0.01",
+    "--set=moe.capacity_factor=1.5",
+];
+
 /// The settings a row adds: `--set parallel.KEY=VALUE`, or another key if it contains a dot.
 pub type Row = (&'static str, &'static [&'static str]);
 
@@ -203,6 +231,37 @@ pub const DEEPSEEK_EXPERTS: &[Row] = &[
     ("pp 2 x ep 2, zb_v", &["gpus=4", "pp=2", "ep=2", "schedule=zb_v"]),
     ("pp 2 x ep 2 in zero1 2", &["gpus=4", "pp=2", "ep=2", "strategy=zero1"]),
     ("pp 2 x ep 2 in ddp 4", &["gpus=8", "pp=2", "ep=2", "strategy=ddp", "train.micro_batch_size=2"]),
+];
+
+pub const LLAMA_ROWS: &[Row] = &[
+    ("ddp, 4 ranks", &["gpus=4", "strategy=ddp"]),
+    ("zero1, 2 ranks, accumulates", &["gpus=2", "strategy=zero1"]),
+    ("shard_grad_op, 4 ranks", &["gpus=4", "strategy=shard_grad_op"]),
+    ("full_shard, 4 ranks, recomputes", &["gpus=4", "activation_checkpointing=full"]),
+    ("full_shard, 3 ranks, four micro-batches", &["gpus=3"]),
+    ("full_shard, 4 ranks, wrapped by size", &["gpus=4", "wrap=size:60000"]),
+    ("hybrid_shard, 4 ranks", &["gpus=4", "strategy=hybrid_shard"]),
+    ("block, 3 ranks", &["gpus=3", "strategy=block"]),
+    ("pp 2", &["gpus=2", "pp=2"]),
+    ("pp 4, zero_bubble", &["gpus=4", "pp=4", "schedule=zero_bubble"]),
+    ("pp 2 x full_shard 2, interleaved", &["gpus=4", "pp=2", "schedule=interleaved_1f1b"]),
+    ("pp 2, zb_v", &["gpus=2", "pp=2", "schedule=zb_v"]),
+    ("tp 2", &["gpus=2", "tp=2"]),
+    ("tp 4", &["gpus=4", "tp=4"]),
+    ("tp 2 x full_shard 2, recomputes", &["gpus=4", "tp=2", "activation_checkpointing=full"]),
+    ("pp 2 x tp 2", &["gpus=4", "pp=2", "tp=2"]),
+    ("cp 2", &["gpus=2", "cp=2"]),
+    ("cp 4", &["gpus=4", "cp=4"]),
+    ("cp 2 x tp 2", &["gpus=4", "cp=2", "tp=2"]),
+    ("pp 2 x full_shard 2 x cp 2 x tp 2", &["gpus=16", "pp=2", "cp=2", "tp=2", "train.micro_batch_size=2"]),
+];
+
+pub const LLAMA_EXPERTS: &[Row] = &[
+    ("full_shard, 4 ranks", &["gpus=4"]),
+    ("pp 2 x ep 2", &["gpus=4", "pp=2", "ep=2"]),
+    ("ep 4, recomputes", &["gpus=4", "ep=4", "activation_checkpointing=full"]),
+    ("tp 2 x ep 4", &["gpus=4", "tp=2", "ep=4"]),
+    ("cp 2 x ep 4", &["gpus=4", "cp=2", "ep=4"]),
 ];
 
 /// Four stages with four ranks each, which share 16 experts.
