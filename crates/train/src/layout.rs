@@ -94,12 +94,12 @@ fn shares(config: &Config, rank: usize) -> Vec<Share> {
 impl fmt::Display for LayoutTable {
     /// Writes one line per group.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.0.iter().map(|row| row.over.len()).max().unwrap_or(0).max("ranks over".len());
-        write!(f, "{:<width$}{:>8}{:>15}   received per step", "ranks over", "ranks", "held per rank")?;
+        let width = self.0.iter().map(|row| row.over.len()).max().unwrap_or(0).max("process group".len());
+        write!(f, "{:<width$}{:>8}{:>19}   received per step", "process group", "ranks", "resident per rank")?;
         for Row { over, ranks, at_rest, received } in &self.0 {
-            let held = if *at_rest > 0 { bytes(*at_rest) } else { "-".into() };
+            let resident = if *at_rest > 0 { bytes(*at_rest) } else { "-".into() };
             let received: Vec<_> = received.iter().map(|(name, count)| format!("{name} {}", bytes(*count))).collect();
-            write!(f, "\n{over:<width$}{ranks:>8}{held:>15}   {}", received.join(", "))?;
+            write!(f, "\n{over:<width$}{ranks:>8}{resident:>19}   {}", received.join(", "))?;
         }
         Ok(())
     }

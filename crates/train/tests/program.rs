@@ -240,7 +240,7 @@ fn block_says_which_rank_computes_what_and_the_log_what_it_takes() {
     let block = ["--gpus=2", "--steps=3", "--set=parallel.strategy=block", "--set=metrics.every=2", "--out=run"];
     let (_, stderr) = succeed(folder.path(), &[TINY, &block].concat());
     for part in
-        ["rank 0: embedding to blocks.0 (", "rank 1: blocks.1 to head (", "parameters 0.", "ranks over", "dp_shard "]
+        ["rank 0: embedding to blocks.0 (", "rank 1: blocks.1 to head (", "parameters 0.", "process group", "dp_shard "]
     {
         assert!(stderr.contains(part), "no `{part}` in:\n{stderr}");
     }
