@@ -118,7 +118,7 @@ pub fn rope_halves(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
 fn rotated(call: Call, x: Tensor<4>, table: &RopeTable, t: usize, rule: RopeRule) -> Tensor<4> {
     let d = x.dims()[3];
     call.float("x", x.dtype());
-    call.that(d > 0 && d % 2 == 0, format_args!("x has shape {:?}, expected a last dimension of pairs", x.dims()));
+    call.that(d > 0 && d.is_multiple_of(2), format_args!("x has shape {:?}, expected a last dimension of pairs", x.dims()));
     call.shape("table", table.shape(), [t, d / 2]);
     let [cos, sin] = table.clone().into_dispatch();
     Tensor::from_dispatch(Dispatch::fused_rope(x.into_dispatch(), cos, sin, rule))
