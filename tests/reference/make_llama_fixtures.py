@@ -2,7 +2,7 @@
 
     python tests/reference/make_llama_fixtures.py      # all of them, or the names given as arguments
 
-Files and names follow `make_fixtures.py`. qwen2 and qwen3-moe have the config.json that transformers 5 saves, the
+Files and names follow `make_fixtures.py`. qwen2, qwen2-window and qwen3-moe have the config.json that transformers 5 saves, the
 others the hub's older key style. Experts are stored as on the hub, one matrix each: `block_sparse_moe.experts.N.w1`
 (gate), `w3` (up) and `w2` (down) for Mixtral, `mlp.experts.N.gate_proj`, `up_proj` and `down_proj` for Qwen3-MoE. Tied
 models have no lm_head. Each folder holds, in addition,
@@ -60,6 +60,11 @@ FIXTURES = {
     "qwen2": (
         QWEN | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 3,
                 "num_key_value_heads": 1, "tie_word_embeddings": True}, {"resave": True},
+    ),
+    # Layer 0 sees all tokens, layers 1 and 2 a window: `layer_types` in the file that transformers saves.
+    "qwen2-window": (
+        QWEN | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 3,
+                "sliding_window": 5, "use_sliding_window": True}, {"resave": True, "time": 20},
     ),
     # As above: frequency 0 is kept, 1 to 3 are mixed and 4 to 7 divided. cos and sin are scaled.
     "qwen3": (

@@ -9,7 +9,7 @@ const GRANULE: usize = 64;
 
 /// What attention stores of the tokens a model has read, so that further tokens only cost a forward of their own.
 ///
-/// GPT-2 and Llama store the keys and values of every key-value head. DeepSeek stores the normalized latent and the rotated key that all
+/// GPT-2 and Llama store keys and values. DeepSeek stores the normalized latent and the rotated key that all
 /// heads share (arXiv 2405.04434, section 2.1).
 ///
 /// Each sequence of the batch has its own length. A layer's buffers are `[b, heads, columns, width]`, and column `c`
@@ -177,7 +177,7 @@ impl Chunk {
             let dv = v_bhcv.dims()[3];
             return Tensor::zeros([b, queries, heads, dv], (&q_bhtd.device(), q_bhtd.dtype()));
         }
-        // The first column that each query of some sequences sees, whose new tokens follow the first `start`.
+        // With a window, the first column that each new token sees, in sequences with `start` tokens before it.
         let starts_of = |sequences: usize, start: usize| {
             let rows = window_starts(window.filter(|window| start + queries > *window)?, start..start + queries);
             let rows = TensorData::new(rows.repeat(sequences), [sequences, queries]);

@@ -2,7 +2,7 @@
 
 mod normals;
 
-use crate::parameters::{Initializer, ParameterSpec};
+use crate::parameters::{Initializer, ParameterSpec, is_trained};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use normals::Normals;
@@ -77,11 +77,12 @@ impl ModuleMapper for Give {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (shape, device, id) = (param.lazy_shape(), param.lazy_device(), param.id);
         let (path, initial, of) = (self.path.join("."), self.initial.clone(), shape.clone());
-        let value = move |device: &Device, _tracked: bool| {
+        let is_trained = is_trained(&path);
+        let value = move |device: &Device, tracked: bool| {
             let values = initial.values(&path, std::slice::from_ref(&(0..of.num_elements())));
-            Tensor::from_data(TensorData::new(values, of), device)
+            Tensor::from_data(TensorData::new(values, of), device).set_require_grad(tracked)
         };
-        Param::uninitialized(id, value, device, false, shape)
+        Param::uninitialized(id, value, device, is_trained, shape)
     }
 }
 

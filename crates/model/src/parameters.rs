@@ -3,6 +3,7 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
 use comm::Cut;
+use moe::Router;
 
 /// Standard deviation of the initial weights (GPT-2; DeepSeek's published `initializer_range`).
 const STD: f32 = 0.02;
@@ -114,6 +115,11 @@ impl ParameterSpec {
     }
 }
 
+/// Whether gradients train the parameter at this path of fields; `Module::train` of Burn reads it from the parameter.
+pub(crate) fn is_trained(path: &str) -> bool {
+    !Router::holds_bias(path)
+}
+
 /// Path and shape of every parameter of a module, in the order in which it is visited; none is initialized.
 pub fn visited<M: Module>(module: &M) -> Vec<(String, Vec<usize>)> {
     #[derive(Default)]
@@ -173,7 +179,7 @@ impl<E, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, E>> ModuleMapper for Fill<F
         match (self.values)(&self.path.join("."), &shape) {
             Ok(values) => {
                 let value = Tensor::from_data(TensorData::new(values, shape), &param.lazy_device());
-                Param::initialized(param.id, value)
+                Param::initialized(param.id, value).set_require_grad(is_trained(&self.path.join(".")))
             }
             Err(error) => {
                 self.error = Some(error);

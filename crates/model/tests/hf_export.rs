@@ -7,7 +7,10 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use common::{FIXTURES, load, reference};
 use half::{bf16, f16};
 use model::hf::{Dtype, ExportOptions, Folder, HfError, Pretrained, Summary, export};
-use model::{DeepSeek, DeepSeekConfig, Family, Gpt2, Gpt2Config, LanguageModel, ModelConfig, YarnConfig};
+use model::{
+    DeepSeek, DeepSeekConfig, Family, Gpt2, Gpt2Config, LanguageModel, Llama, LlamaConfig, ModelConfig, RopeScaling,
+    RopeType, YarnConfig,
+};
 use moe::{GroupMask, MoeConfig, ScoreFunc};
 use safetensors::{SafeTensors, tensor};
 use std::collections::BTreeMap;
@@ -265,6 +268,79 @@ fn what_transformers_cannot_compute_is_refused_with_its_key() {
     assert_eq!(key(&DeepSeekConfig { num_attention_heads: 3, ..config }, softmax), "model.hidden_size");
 }
 
+/// Llamas that Kiln can train, with the `model_type` or the key that prevents an export.
+#[test]
+fn a_llama_is_exported_as_the_model_type_that_computes_it() {
+    let dense = LlamaConfig { vocab_size: 61, hidden_size: 32, num_hidden_layers: 2, ..LlamaConfig::default() };
+    let window = LlamaConfig { sliding_window: Some(3), ..dense.clone() };
+    let some = LlamaConfig { max_window_layers: 1, ..window.clone() };
+    let normed = LlamaConfig { qk_norm: true, ..dense.clone() };
+    let biased = LlamaConfig { qkv_bias: true, ..dense.clone() };
+    let undivided = LlamaConfig { num_attention_heads: 3, num_key_value_heads: 1, head_dim: Some(8), ..dense.clone() };
+    let linear = RopeScaling { rope_type: RopeType::Linear, ..RopeScaling::default() };
+    let scaled = LlamaConfig { rope_scaling: Some(linear), tie_word_embeddings: true, ..dense.clone() };
+    let first = LlamaConfig { mlp_only_layers: vec![0], ..normed.clone() };
+    let moe = MoeConfig { moe_intermediate_size: 16, ..MoeConfig::default() };
+    let experts = Some(&moe);
+    for (config, moe, expected) in [
+        (&dense, None, Ok("llama")),
+        (&scaled, None, Ok("llama")),
+        (&undivided, None, Ok("mistral")),
+        (&window, None, Ok("mistral")),
+        (&biased, None, Ok("qwen2")),
+        (&LlamaConfig { qkv_bias: true, ..some.clone() }, None, Ok("qwen2")),
+        (&LlamaConfig { qk_norm: true, ..some.clone() }, None, Ok("qwen3")),
+        (&window, experts, Ok("mixtral")),
+        (&LlamaConfig { qk_norm: true, ..window.clone() }, experts, Ok("qwen3_moe")),
+        (&first, experts, Ok("qwen3_moe")),
+        (&some, None, Err("model.max_window_layers")),
+        (&LlamaConfig { qk_norm: true, ..biased.clone() }, None, Err("model.qkv_bias")),
+        (&biased, experts, Err("model.qkv_bias")),
+        (&LlamaConfig { qk_norm: false, ..first.clone() }, experts, Err("model.mlp_only_layers")),
+        (&dense, Some(&MoeConfig { norm_topk_prob: false, ..moe.clone() }), Err("moe.norm_topk_prob")),
+        (&normed, Some(&MoeConfig { score_func: ScoreFunc::Sigmoid, ..moe.clone() }), Err("moe.score_func")),
+        (&normed, Some(&MoeConfig { selection_bias: true, ..moe.clone() }), Err("moe.selection_bias")),
+        (&normed, Some(&MoeConfig { n_group: 4, topk_group: 2, ..moe.clone() }), Err("moe.topk_group")),
+        (&normed, Some(&MoeConfig { n_shared_experts: 1, ..moe.clone() }), Err("moe.n_shared_experts")),
+        (&normed, Some(&MoeConfig { routed_scaling_factor: 2.0, ..moe.clone() }), Err("moe.routed_scaling_factor")),
+    ] {
+        let (model, folder) = (Llama::init(config, moe, 5, &Device::flex()), tempfile::tempdir().unwrap());
+        let (path, of, given) = (folder.path().join("x"), ModelConfig::Llama(config.clone()), values(&model));
+        let result =
+            export(&path, &*of.family(moe), &ExportOptions::default(), |path| Ok::<_, Infallible>(given[path].clone()));
+        match (result, expected) {
+            (Ok(_), Ok(model_type)) => {
+                let again = load(&path);
+                assert_eq!(Folder::open(&path).unwrap().config()["model_type"], model_type, "{config:?}");
+                assert_eq!(logits(&*again), logits(&model), "{config:?} with {moe:?}");
+            }
+            (Err(HfError::NotExpressible { key, .. }), Err(expected)) => assert_eq!(key, expected),
+            (result, expected) => panic!("{config:?} with {moe:?}: {result:?}, not {expected:?}"),
+        }
+    }
+}
+
+/// transformers does not tie them either, but has the matrix as another parameter.
+#[test]
+fn a_tied_llama_whose_output_matrix_differs_from_its_embedding_is_refused() {
+    let (folder, reference) = (tempfile::tempdir().unwrap(), reference("qwen2"));
+    fs::copy(reference.join("config.json"), folder.path().join("config.json")).unwrap();
+    let read = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut tensors = tensors(&reference);
+        let mut copy = tensors["model.embed_tokens.weight"].clone();
+        change(&mut copy.2);
+        tensors.insert("lm_head.weight".into(), copy);
+        let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
+            (name, tensor::TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+        });
+        fs::write(folder.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+        Pretrained::load(&Folder::open(folder.path()).unwrap(), &Device::flex()).map(drop)
+    };
+    read(&|_| ()).unwrap();
+    let message = read(&|bytes| bytes[0] ^= 1).unwrap_err().to_string();
+    assert!(message.contains("`lm_head.weight` is not equal to"), "{message}");
+}
+
 /// Changes or rejects the values of the parameter at a path.
 type Change = dyn Fn(&str, Vec<f32>) -> Result<Vec<f32>, String>;
 
@@ -352,5 +428,22 @@ fn folders_for_transformers() {
     for (name, moe) in [("our-v3", v3), ("our-v2", v2), ("our-v2-groups-shared", shared)] {
         let model = DeepSeek::init(&config, &moe, 5, &Device::flex());
         put(name, &*ModelConfig::DeepSeek(config.clone()).family(Some(&moe)), &values(&model), logits(&model));
+    }
+    let dense = LlamaConfig { vocab_size: 65, hidden_size: 64, num_hidden_layers: 2, ..LlamaConfig::default() };
+    let undivided = LlamaConfig { num_attention_heads: 3, num_key_value_heads: 1, head_dim: Some(8), ..dense.clone() };
+    let window = LlamaConfig { sliding_window: Some(3), max_window_layers: 1, qk_norm: true, ..dense.clone() };
+    let linear = RopeScaling { rope_type: RopeType::Linear, ..RopeScaling::default() };
+    let tied = LlamaConfig { rope_scaling: Some(linear), tie_word_embeddings: true, ..dense.clone() };
+    let moe = MoeConfig { moe_intermediate_size: 16, capacity_factor: Some(1.0), ..MoeConfig::default() };
+    for (name, config, moe) in [
+        ("our-llama", &dense, None),
+        ("our-llama-tied-linear", &tied, None),
+        ("our-llama-of-an-undivided-width", &undivided, None),
+        ("our-qwen3-window", &window, None),
+        ("our-mixtral", &dense, Some(&moe)),
+        ("our-qwen3-moe", &LlamaConfig { max_window_layers: 0, ..window.clone() }, Some(&moe)),
+    ] {
+        let model = Llama::init(config, moe, 5, &Device::flex());
+        put(name, &*ModelConfig::Llama(config.clone()).family(moe), &values(&model), logits(&model));
     }
 }

@@ -87,7 +87,7 @@ fn trained(name: &'static str, ranks: usize) -> Vec<[f64; 2]> {
 
 #[test]
 fn trainings_have_the_losses_and_gradient_norms_of_pytorch() {
-    for name in ["llama-scaled-rope", "qwen2", "qwen3", "mistral-window", "mixtral", "qwen3-moe"] {
+    for name in ["llama-scaled-rope", "qwen2", "qwen2-window", "qwen3", "mistral-window", "mixtral", "qwen3-moe"] {
         let file = fs::read(reference(name).join("training.safetensors")).unwrap();
         let expected = SafeTensors::deserialize(&file).unwrap();
         let [losses, norms] = ["losses", "grad_norms"].map(|of| {

@@ -5,8 +5,8 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::{DType, Device, Gradients, Int, Tensor};
 use model::{
-    DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, Parallel, StepContext, Targets, YarnConfig,
-    deepseek::Head,
+    DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, Llama, LlamaConfig, Parallel, RopeScaling, StepContext,
+    Targets, YarnConfig, deepseek::Head,
 };
 use moe::{MoeConfig, ScoreFunc};
 use std::collections::BTreeMap;
@@ -40,6 +40,40 @@ impl Trained for DeepSeek {
         }
         (x_btd, balance_losses)
     }
+}
+
+impl Trained for Llama {
+    fn trained(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>) {
+        let mut x_btd = fused::embedding(self.embed.weight.val(), tokens_bt);
+        let mut balance_losses = vec![];
+        for block in &self.blocks {
+            let output = block.forward_over(x_btd, &PLACE.into(), &Parallel::default());
+            x_btd = output.x_btd;
+            balance_losses.extend(output.aux_loss);
+        }
+        (x_btd, balance_losses)
+    }
+}
+
+/// Uses every feature: grouped heads, biases, norms of queries and keys, a window, a tied head, scaled positions, experts.
+fn llama(moe: Option<&MoeConfig>) -> Llama {
+    let config = LlamaConfig {
+        vocab_size: VOCAB,
+        hidden_size: 32,
+        num_hidden_layers: 2,
+        intermediate_size: 48,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        qkv_bias: true,
+        qk_norm: true,
+        tie_word_embeddings: true,
+        sliding_window: Some(T / 2),
+        max_window_layers: 1,
+        rope_scaling: Some(RopeScaling::default()),
+        mlp_only_layers: if moe.is_some() { vec![0] } else { vec![] },
+        ..LlamaConfig::default()
+    };
+    Llama::init(&config, moe, SEED, &Device::flex())
 }
 
 fn gpt2() -> Gpt2 {
@@ -165,6 +199,15 @@ fn is_near_f32<M: Trained>(model: M, dtype: DType) {
 fn gpt2_in_bf16_and_f16_is_near_f32() {
     is_near_f32(gpt2(), DType::BF16);
     is_near_f32(gpt2(), DType::F16);
+}
+
+#[test]
+fn llama_in_bf16_and_f16_is_near_f32() {
+    let moe = MoeConfig { num_experts: 4, moe_intermediate_size: 16, aux_loss_coef: 0.1, ..MoeConfig::default() };
+    for moe in [None, Some(&moe)] {
+        is_near_f32(llama(moe), DType::BF16);
+        is_near_f32(llama(moe), DType::F16);
+    }
 }
 
 #[test]

@@ -19,9 +19,10 @@
 //! rest of the batch.
 //!
 //! For document masking and sliding windows, `starts`, `[b, t]`, holds the first key that each query sees, which adds
-//! the condition `j >= starts[i]`. Starts never decrease along a sequence. Tiles of keys that no query of a tile sees are skipped, so
-//! that the work is the sum of the squared document lengths. Rows then have the same bits if the same documents precede
-//! them. A query that sees no key has the result 0 and an `l` of -1e30.
+//! the condition `j >= starts[i]`. Starts never decrease along a sequence. Tiles of keys that no query of a tile sees
+//! are skipped, so that the work is the sum of the squared document lengths, or with a window of w keys about w per
+//! query. Rows then have the same bits if the same documents precede them. A query that sees no key has the result 0 and
+//! an `l` of -1e30.
 //!
 //! ```text
 //! starts     0 0 0 3 3 5 5 5         three documents in a row of 8
@@ -176,7 +177,7 @@ fn check(call: Call, [q, k, v]: [&Tensor<4>; 3]) -> ([usize; 2], usize) {
     call.dtype("v", v.dtype(), q.dtype());
     call.shape("k", k.dims(), [b, kv_heads, s, d]);
     call.shape("v", v.dims(), [b, kv_heads, s, dv]);
-    let grouped = heads == kv_heads || kv_heads > 0 && heads.is_multiple_of(kv_heads);
+    let grouped = if heads > 0 && kv_heads > 0 { heads.is_multiple_of(kv_heads) } else { heads == kv_heads };
     call.that(grouped, format_args!("q has {heads} heads, expected a multiple of the {kv_heads} of k and v"));
     call.that(d > 0 && dv > 0, format_args!("q and v have widths of {d} and {dv}, expected at least 1"));
     ([b, t], s)

@@ -1,7 +1,7 @@
 //! Rotary position embedding (RoFormer, arXiv 2104.09864) of interleaved pairs or of halves.
 //!
 //! ```text
-//! interleaved   x0 x1 | x2 x3 | ..         a pair is rotated by its position's angle: (x0 cos - x1 sin, x1 cos + x0 sin)
+//! interleaved   x0 x1 | x2 x3 | ..         a pair is rotated by its angle: (x0 cos - x1 sin, x1 cos + x0 sin)
 //! halves        x0 x2 .. | x1 x3 ..        the first elements of all pairs, then the second ones
 //! out           y0 y2 .. | y1 y3 ..        halves
 //! back          the rotation by the negative angle, and the original order
@@ -101,8 +101,8 @@ pub fn rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
     rotated(Call("rope"), x, table, t, RopeRule { repeat: 1, halves: false, back: false })
 }
 
-/// Rotates the pairs `(x0, x[d/2]), (x1, x[d/2 + 1]), ...` of each row by its position's angles, in place of each other
-/// (GPT-NeoX's and Llama's layout in transformers). Rows are laid out by position, as a projection makes them.
+/// Rotates the pairs `(x0, x[d/2]), (x1, x[d/2 + 1]), ...` of each row by its position's angles (the layout of GPT-NeoX
+/// and Llama in transformers). Rows are laid out by position, as a projection makes them.
 ///
 /// # Shapes
 /// `x` and the result: `[b, t, heads, d]`; the table: `[t, d / 2]`.
@@ -118,7 +118,10 @@ pub fn rope_halves(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
 fn rotated(call: Call, x: Tensor<4>, table: &RopeTable, t: usize, rule: RopeRule) -> Tensor<4> {
     let d = x.dims()[3];
     call.float("x", x.dtype());
-    call.that(d > 0 && d.is_multiple_of(2), format_args!("x has shape {:?}, expected a last dimension of pairs", x.dims()));
+    call.that(
+        d > 0 && d.is_multiple_of(2),
+        format_args!("x has shape {:?}, expected a last dimension of pairs", x.dims()),
+    );
     call.shape("table", table.shape(), [t, d / 2]);
     let [cos, sin] = table.clone().into_dispatch();
     Tensor::from_dispatch(Dispatch::fused_rope(x.into_dispatch(), cos, sin, rule))

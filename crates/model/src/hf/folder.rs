@@ -194,7 +194,8 @@ impl Folder {
         let json = serde_json::to_value(shape).expect("a configuration is JSON");
         for (key, value) in json.as_object().into_iter().flatten() {
             let (limit, what) = match &key[..] {
-                "max_position_embeddings" => continue, // not the size of any tensor
+                // Not the size of any tensor.
+                "max_position_embeddings" | "sliding_window" | "max_window_layers" => continue,
                 "n_layer" | "num_hidden_layers" => (count, "tensors in the folder"),
                 _ => (numbers, "numbers in the folder"),
             };

@@ -42,8 +42,8 @@ pub struct LlamaConfig {
     pub sliding_window: Option<usize>,
     /// Number of leading blocks that attend to all tokens despite `sliding_window` (Qwen2).
     pub max_window_layers: usize,
-    /// Numbers of the blocks that have a dense SwiGLU although there is a `moe` section (Qwen3-MoE); all others then
-    /// have experts.
+    /// Numbers of the blocks that have a dense SwiGLU although there is a `moe` section (Qwen3-MoE), in order; all
+    /// others then have experts.
     pub mlp_only_layers: Vec<usize>,
 }
 
@@ -84,7 +84,7 @@ impl LlamaConfig {
 
     /// Whether a block has experts in a model that has some.
     pub fn has_experts(&self, layer: usize) -> bool {
-        !self.mlp_only_layers.contains(&layer)
+        self.mlp_only_layers.binary_search(&layer).is_err()
     }
 
     /// Rejects shapes that no model can be built from. The message names key, value and remedy.
@@ -123,6 +123,9 @@ impl LlamaConfig {
         let layers = self.num_hidden_layers;
         if let Some(layer) = self.mlp_only_layers.iter().find(|layer| **layer >= layers) {
             return Err(format!("model.mlp_only_layers has {layer}: give numbers from 0 to {}", layers - 1));
+        }
+        if let Some([one, next]) = self.mlp_only_layers.array_windows().find(|[one, next]| one >= next) {
+            return Err(format!("model.mlp_only_layers has {next} after {one}: give each number once, in order"));
         }
         epsilon("rms_norm_eps", self.rms_norm_eps)?;
         number("rope_theta", self.rope_theta, self.rope_theta > 1.0, "a number above 1, such as 10000")?;

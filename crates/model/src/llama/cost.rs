@@ -6,7 +6,8 @@
 //! ```text
 //! kept by a block      4 S + n (2 H + 2 K) + P, and its MLP's     x, norm, q, k, v, y, x + y, norm
 //!                      n (H + K) more with norms of queries and keys
-//! received by a block  R(d) read, R(d) summed, and its MLP's; keys and values of the rank's heads circulate, m = 2 K / tp
+//! received by a block  R(d) read, R(d) summed, and its MLP's
+//!                      keys and values of the rank's heads circulate, m = 2 K / tp
 //! ```
 //!
 //! By the convention of [`Flops`], attention counts all tokens before a position, also those outside of a window.
@@ -19,18 +20,16 @@ use moe::MoeConfig;
 
 /// The embedding, every block, and the calls after them.
 pub(super) fn flops(shape: &LlamaConfig, parameters: &[ParameterSpec]) -> Vec<Flops> {
-    let products = |is_of: &dyn Fn(&str) -> bool| {
-        let of_call = parameters.iter().filter(|parameter| is_of(&parameter.name));
-        of_call.map(ParameterSpec::flops_per_token).sum()
-    };
+    let blocks = shape.num_hidden_layers;
+    let last = blocks + if shape.tie_word_embeddings { 2 } else { 1 };
+    let mut calls = vec![Flops::default(); 1 + last];
+    for parameter in parameters {
+        let block = || parameter.name.strip_prefix("blocks.")?.split('.').next()?.parse::<usize>().ok();
+        calls[block().map_or(last, |block| 1 + block)].products += parameter.flops_per_token();
+    }
     let attention = 6.0 * (shape.num_attention_heads * 2 * shape.head_dim()) as f64;
-    let block = |layer: usize| {
-        let path = format!("blocks.{layer}.");
-        Flops { products: products(&|name| name.starts_with(&path)), attention }
-    };
-    let head = Flops { products: products(&|name| !name.starts_with("blocks.")), attention: 0.0 };
-    let norm = shape.tie_word_embeddings.then(Flops::default);
-    std::iter::once(Flops::default()).chain((0..shape.num_hidden_layers).map(block)).chain(norm).chain([head]).collect()
+    calls[1..=blocks].iter_mut().for_each(|call| call.attention = attention);
+    calls
 }
 
 pub(super) fn memory(shape: &LlamaConfig, moe: Option<&MoeConfig>, work: &Workload) -> Vec<CallBytes> {

@@ -57,7 +57,7 @@ impl<'a> LlamaFamily<'a> {
         self.moe.filter(|_| self.shape.has_experts(layer))
     }
 
-    /// Whether a block has no experts.
+    /// Whether some block has no experts.
     fn has_dense_layers(&self) -> bool {
         (0..self.shape.num_hidden_layers).any(|layer| self.experts_of(layer).is_none())
     }
@@ -221,6 +221,6 @@ impl Family for LlamaFamily<'_> {
     }
 
     fn hugging_face(&self) -> Box<dyn HuggingFace + '_> {
-        Box::new(hf::LlamaFolder { shape: self.shape, moe: self.moe })
+        Box::new(hf::LlamaFolder::new(self.shape, self.moe))
     }
 }

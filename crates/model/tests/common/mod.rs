@@ -9,7 +9,7 @@ use moe::MoeConfig;
 use std::path::{Path, PathBuf};
 
 /// The f32 folders of `tests/reference`.
-pub const FIXTURES: [&str; 16] = [
+pub const FIXTURES: [&str; 17] = [
     "gpt2-a",
     "gpt2-b",
     "deepseek-v3-q-lora",
@@ -22,6 +22,7 @@ pub const FIXTURES: [&str; 16] = [
     "deepseek-v2-group-limited",
     "llama-scaled-rope",
     "qwen2",
+    "qwen2-window",
     "qwen3",
     "mistral-window",
     "mixtral",

@@ -39,6 +39,7 @@ fixtures! {
     deepseek_v2_group_limited_greedy: "deepseek-v2-group-limited",
     llama_with_scaled_rotary_positions: "llama-scaled-rope",
     qwen2_with_biases_and_a_tied_head: "qwen2",
+    qwen2_with_windows_in_its_last_layers: "qwen2-window",
     qwen3_with_norms_of_queries_and_keys_and_yarn: "qwen3",
     mistral_with_a_window_shorter_than_the_text: "mistral-window",
     mixtral: "mixtral",

@@ -13,7 +13,10 @@ pub(super) fn model_type(config: &LlamaConfig, moe: Option<&MoeConfig>) -> &'sta
         (true, false) => "mixtral",
         (false, true) => "qwen3",
         (false, false) if config.qkv_bias => "qwen2",
-        (false, false) if has_window(config) => "mistral",
+        // A llama of transformers needs a width that its heads divide, even if it has a head_dim.
+        (false, false) if has_window(config) || !config.hidden_size.is_multiple_of(config.num_attention_heads) => {
+            "mistral"
+        }
         (false, false) => "llama",
     }
 }
@@ -22,6 +25,7 @@ pub(super) fn model_type(config: &LlamaConfig, moe: Option<&MoeConfig>) -> &'sta
 /// window a Mistral; with experts it is a Qwen3-MoE or a Mixtral.
 ///
 /// Positions are written in the hub's style (`rope_theta`, `rope_scaling`), which every version of transformers reads.
+/// (transformers 4 takes the ratio of both contexts for YaRN's factor.)
 ///
 /// # Errors
 /// If no model type computes what this model does.

@@ -5,6 +5,7 @@ use crate::LlamaConfig;
 use crate::hf::{Folder, HfError};
 use moe::{MoeConfig, ScoreFunc};
 use serde::Deserialize;
+use std::collections::BTreeSet;
 
 /// The keys of the hub's files, except those of rotary positions.
 #[derive(Deserialize)]
@@ -31,8 +32,9 @@ struct LlamaJson {
     use_sliding_window: Option<bool>,
     max_window_layers: Option<usize>,
     layer_types: Option<Vec<String>>,
-    #[serde(alias = "num_local_experts")]
     num_experts: Option<usize>,
+    /// Mixtral's name for the experts, and that of transformers 5 for all families.
+    num_local_experts: Option<usize>,
     num_experts_per_tok: Option<usize>,
     moe_intermediate_size: Option<usize>,
     norm_topk_prob: Option<bool>,
@@ -40,7 +42,7 @@ struct LlamaJson {
     decoder_sparse_step: Option<usize>,
 }
 
-/// Reads and validates `config.json`. Keys that it lacks have transformers' defaults.
+/// Reads and validates `config.json`. Sizes are required; other keys that it lacks have transformers' defaults.
 pub(crate) fn config(folder: &Folder) -> Result<(LlamaConfig, Option<MoeConfig>), HfError> {
     let json = LlamaJson::deserialize(folder.config()).map_err(|error| folder.config_error(error.to_string()))?;
     refuse_unsupported(folder, &json)?;
@@ -48,7 +50,7 @@ pub(crate) fn config(folder: &Folder) -> Result<(LlamaConfig, Option<MoeConfig>)
     let (theta, eps) = if kind == "mixtral" { (1e6, 1e-5) } else { (10000.0, 1e-6) };
     let (rope_theta, rope_scaling) = rope::read(folder, theta, json.max_position_embeddings)?;
     let (sliding_window, max_window_layers) = windows(folder, &json)?;
-    // A key that is null has as many heads as there are queries.
+    // If the key is null, there are as many heads as query heads.
     let absent = folder.config().get("num_key_value_heads").is_none();
     let kv_heads = match kind {
         "mistral" | "mixtral" if absent => Some(8),
@@ -57,7 +59,7 @@ pub(crate) fn config(folder: &Folder) -> Result<(LlamaConfig, Option<MoeConfig>)
         _ => json.num_key_value_heads,
     };
     let moe = moe_config(folder, &json)?;
-    let model = LlamaConfig {
+    let mut model = LlamaConfig {
         vocab_size: json.vocab_size,
         hidden_size: json.hidden_size,
         num_hidden_layers: json.num_hidden_layers,
@@ -75,12 +77,15 @@ pub(crate) fn config(folder: &Folder) -> Result<(LlamaConfig, Option<MoeConfig>)
         tie_word_embeddings: json.tie_word_embeddings,
         sliding_window,
         max_window_layers,
-        mlp_only_layers: if moe.is_some() { dense_layers(&json) } else { vec![] },
+        mlp_only_layers: vec![],
     };
     folder.check_sizes(&model)?;
     moe.as_ref().map_or(Ok(()), |moe| folder.check_sizes(moe))?;
     let valid = model.validate().and_then(|()| moe.as_ref().map_or(Ok(()), MoeConfig::validate));
     valid.map_err(|reason| folder.config_error(reason))?;
+    if moe.is_some() {
+        model.mlp_only_layers = dense_layers(folder, &json)?; // listed when the number of layers is known to be small
+    }
     Ok((model, moe))
 }
 
@@ -91,8 +96,11 @@ fn refuse_unsupported(folder: &Folder, json: &LlamaJson) -> Result<(), HfError> 
     }
     // It adds a bias to the output projection too. Mistral and Mixtral have no such key.
     let has_key = !matches!(&json.model_type[..], "mistral" | "mixtral" | "qwen2");
-    if has_key && json.attention_bias == Some(true) || json.mlp_bias == Some(true) {
-        return refuse("attention_bias or mlp_bias".into());
+    if has_key && json.attention_bias == Some(true) {
+        return refuse("attention_bias true".into());
+    }
+    if json.model_type == "llama" && json.mlp_bias == Some(true) {
+        return refuse("mlp_bias true".into());
     }
     Ok(())
 }
@@ -108,6 +116,11 @@ fn windows(folder: &Folder, json: &LlamaJson) -> Result<(Option<usize>, usize), 
         "qwen3_moe" => Ok((window.filter(|_| json.use_sliding_window == Some(true)), 0)),
         "qwen2" | "qwen3" if json.use_sliding_window == Some(true) => match &json.layer_types {
             None => Ok((window, json.max_window_layers.unwrap_or(28))),
+            Some(types) if types.len() != json.num_hidden_layers => Err(folder.config_error(format!(
+                "layer_types has {} entries for num_hidden_layers {}",
+                types.len(),
+                json.num_hidden_layers
+            ))),
             Some(types) => {
                 let full = types.iter().take_while(|kind| *kind == "full_attention").count();
                 match types[full..].iter().find(|kind| *kind != "sliding_attention") {
@@ -133,7 +146,13 @@ fn moe_config(folder: &Folder, json: &LlamaJson) -> Result<Option<MoeConfig>, Hf
         |key: &str, value: Option<usize>| value.ok_or_else(|| folder.config_error(format!("missing field `{key}`")));
     let width = if mixtral { Some(json.intermediate_size) } else { json.moe_intermediate_size };
     Ok(Some(MoeConfig {
-        num_experts: needs(if mixtral { "num_local_experts" } else { "num_experts" }, json.num_experts)?,
+        num_experts: match (json.num_experts, json.num_local_experts) {
+            (Some(one), Some(other)) if one != other => {
+                let reason = format!("num_experts {one} and num_local_experts {other} differ");
+                return Err(folder.config_error(reason));
+            }
+            (one, other) => needs(if mixtral { "num_local_experts" } else { "num_experts" }, one.or(other))?,
+        },
         top_k: needs("num_experts_per_tok", json.num_experts_per_tok)?,
         moe_intermediate_size: needs("moe_intermediate_size", width)?,
         score_func: ScoreFunc::Softmax,
@@ -142,9 +161,13 @@ fn moe_config(folder: &Folder, json: &LlamaJson) -> Result<Option<MoeConfig>, Hf
     }))
 }
 
-/// The layers of a Qwen3-MoE without experts.
-fn dense_layers(json: &LlamaJson) -> Vec<usize> {
-    let (listed, step) = (json.mlp_only_layers.as_deref().unwrap_or_default(), json.decoder_sparse_step.unwrap_or(1));
+/// The layers of a Qwen3-MoE without experts, in order.
+fn dense_layers(folder: &Folder, json: &LlamaJson) -> Result<Vec<usize>, HfError> {
+    let listed: BTreeSet<usize> = json.mlp_only_layers.iter().flatten().copied().collect();
+    let step = json.decoder_sparse_step.unwrap_or(1);
+    if step == 0 {
+        return Err(folder.config_error("decoder_sparse_step is 0: 1 gives every layer experts"));
+    }
     let is_dense = |layer: &usize| listed.contains(layer) || !(layer + 1).is_multiple_of(step);
-    (0..json.num_hidden_layers).filter(is_dense).collect()
+    Ok((0..json.num_hidden_layers).filter(is_dense).collect())
 }

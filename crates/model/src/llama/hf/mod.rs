@@ -20,8 +20,16 @@ pub(crate) const MODEL_TYPES: [&str; 6] = ["llama", "mistral", "qwen2", "qwen3",
 
 /// A Llama in Hugging Face's format.
 pub(super) struct LlamaFolder<'a> {
-    pub shape: &'a LlamaConfig,
-    pub moe: Option<&'a MoeConfig>,
+    shape: &'a LlamaConfig,
+    moe: Option<&'a MoeConfig>,
+    model_type: &'static str,
+}
+
+impl<'a> LlamaFolder<'a> {
+    /// A Llama of this shape with these experts.
+    pub fn new(shape: &'a LlamaConfig, moe: Option<&'a MoeConfig>) -> Self {
+        Self { shape, moe, model_type: model_type(shape, moe) }
+    }
 }
 
 impl HuggingFace for LlamaFolder<'_> {
@@ -30,11 +38,20 @@ impl HuggingFace for LlamaFolder<'_> {
     }
 
     fn source(&self, path: &str) -> Source {
-        name(model_type(self.shape, self.moe), path)
+        name(self.model_type, path)
     }
 
     fn parameters(&self) -> Vec<ParameterSpec> {
         LlamaFamily::new(self.shape, self.moe).parameters()
+    }
+
+    /// transformers does not tie an output matrix that differs from the embedding, whatever `config.json` says.
+    fn check(&self, folder: &Folder) -> Result<(), HfError> {
+        let (copy, shape) = ("lm_head.weight", [self.shape.vocab_size, self.shape.hidden_size]);
+        match self.shape.tie_word_embeddings && folder.has(copy) {
+            true => folder.check_copy(copy, "model.embed_tokens.weight", &shape),
+            false => Ok(()),
+        }
     }
 }
 

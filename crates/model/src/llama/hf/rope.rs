@@ -1,9 +1,18 @@
-//! Rotary positions in `config.json`: `rope_theta` and `rope_scaling` of the hub, or `rope_parameters` of transformers 5.
+//! Rotary positions in `config.json`: `rope_theta` and `rope_scaling` of the hub, or `rope_parameters` of
+//! transformers 5.
 
 use crate::hf::{Folder, HfError};
 use crate::{RopeScaling, RopeType};
 use serde::Deserialize;
 use serde_json::{Value, json};
+
+/// The keys outside of a section.
+#[derive(Deserialize)]
+struct OuterJson {
+    rope_theta: Option<f64>,
+    original_max_position_embeddings: Option<usize>,
+    partial_rotary_factor: Option<f64>,
+}
 
 #[derive(Deserialize, Default)]
 struct RopeJson {
@@ -30,20 +39,21 @@ struct RopeJson {
 /// original context outside before one inside.
 pub(super) fn read(folder: &Folder, theta: f64, context: usize) -> Result<(f64, Option<RopeScaling>), HfError> {
     let config = folder.config();
-    let section = ["rope_scaling", "rope_parameters"].into_iter().find(|key| !config[*key].is_null());
+    let is_given = |key: &&str| !config[*key].is_null() && config[*key].as_object().is_none_or(|keys| !keys.is_empty());
+    let section = ["rope_scaling", "rope_parameters"].into_iter().find(is_given);
+    let outer = OuterJson::deserialize(config).map_err(|error| folder.config_error(error.to_string()))?;
     let json = match section {
         Some(key) => {
             RopeJson::deserialize(&config[key]).map_err(|error| folder.config_error(format!("{key}: {error}")))?
         }
         None => RopeJson::default(),
     };
-    let theta = json.rope_theta.or(config["rope_theta"].as_f64()).unwrap_or(theta);
-    let outside = config["original_max_position_embeddings"].as_u64().map(|context| context as usize);
-    let original = outside.or(json.original_max_position_embeddings);
+    let theta = json.rope_theta.or(outer.rope_theta).unwrap_or(theta);
+    let original = outer.original_max_position_embeddings.or(json.original_max_position_embeddings);
     let rope_type = json.rope_type.as_deref().or(json.old_type.as_deref()).unwrap_or("default");
     let missing = |key: &str| folder.config_error(format!("rope type \"{rope_type}\" without {key}"));
     let refuse = |what: &str| Err(folder.config_error(format!("{what} of rotary positions is not supported")));
-    if json.partial_rotary_factor.or(config["partial_rotary_factor"].as_f64()).is_some_and(|factor| factor != 1.0) {
+    if json.partial_rotary_factor.or(outer.partial_rotary_factor).is_some_and(|factor| factor != 1.0) {
         return refuse("a partial_rotary_factor other than 1");
     }
     let factor = || json.factor.ok_or_else(|| missing("factor"));

@@ -71,11 +71,31 @@ fn a_value_that_no_run_can_have_is_refused_with_its_key() {
         ("moe.z_loss_coef", &["-1", ".nan", ".inf", "1e300"]),
         ("moe.bias_update_speed", &["-1", ".nan", ".inf", "1e300"]),
     ];
-    for (preset, keys) in [("gpt2", gpt2), ("deepseek", deepseek)] {
+    let llama: &[(&str, &[&str])] = &[
+        ("model.vocab_size", &["18446744073709551615"]),
+        ("model.hidden_size", &["0", "18446744073709551615"]),
+        ("model.num_hidden_layers", &["0", "10001", "18446744073709551615"]),
+        ("model.intermediate_size", &["0", "18446744073709551615"]),
+        ("model.num_attention_heads", &["0", "3", "18446744073709551615"]),
+        ("model.num_key_value_heads", &["0", "3", "8", "18446744073709551615"]),
+        ("model.head_dim", &["0", "7", "4098", "18446744073709551614"]),
+        ("model.max_position_embeddings", &["0"]),
+        ("model.rms_norm_eps", &["0", "-1", ".nan", ".inf", "1e300", "1e-50"]),
+        ("model.rope_theta", &["0", "1", "-1", ".nan", ".inf", "1e300"]),
+        ("model.rope_scaling.factor", &["0", "0.5", "-1", ".nan", ".inf", "1e300"]),
+        ("model.rope_scaling.low_freq_factor", &["0", "-1", ".nan", ".inf", "1e300"]),
+        ("model.rope_scaling.high_freq_factor", &["0", "1", "-1", ".nan", ".inf", "1e300"]),
+        ("model.rope_scaling.beta_fast", &["0", "1", "-1", ".nan", ".inf", "1e300"]),
+        ("model.sliding_window", &["0"]),
+        ("model.mlp_only_layers", &["[4]", "[0, 0]", "[2, 1]"]),
+    ];
+    for (preset, keys, other) in
+        [("gpt2", gpt2, ""), ("llama", llama, ""), ("deepseek", deepseek, "model.first_k_dense_replace=1")]
+    {
         for (key, values) in keys {
             for value in *values {
-                let all = [&format!("{key}={value}")[..], "model.first_k_dense_replace=1"];
-                refuses(preset_with(preset, if preset == "gpt2" { &all[..1] } else { &all }), &[key]);
+                let all = [&format!("{key}={value}")[..], other];
+                refuses(preset_with(preset, if other.is_empty() { &all[..1] } else { &all }), &[key]);
             }
         }
     }
