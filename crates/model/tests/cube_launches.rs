@@ -173,11 +173,11 @@ const ENDS: [(&str, usize); 12] = [
 /// Latent attention with the norms of the block, one of them fused with the residual addition, and those of both
 /// compressions.
 const LATENT_ATTENTION: [(&str, usize); 9] = [
-    ("forward", 1),
-    ("keys", 1),
-    ("mean", 1),
-    ("over_heads", 1),
-    ("queries", 1),
+    ("attention_forward", 1),
+    ("attention_dkv", 1),
+    ("attention_delta", 1),
+    ("attention_sum_heads", 1),
+    ("attention_dq", 1),
     ("add_norm", 1),
     ("norm_add_pieces", 4),
     ("norm", 3),
@@ -192,10 +192,10 @@ fn a_micro_batch_launches_few_kernels_and_reads_nothing_back() {
     let block = two.beyond(&one);
     one.beyond(&block).hold("GPT-2's ends", &ENDS, 3, 12);
     let kernels = [
-        ("forward", 1),
-        ("keys", 1),
-        ("mean", 1),
-        ("queries", 1),
+        ("attention_forward", 1),
+        ("attention_dkv", 1),
+        ("attention_delta", 1),
+        ("attention_dq", 1),
         ("gelu", 1),
         ("gelu_backward", 1),
         ("add_norm", 1),
