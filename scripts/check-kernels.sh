@@ -94,7 +94,8 @@ check_profile() {
 import sys
 rows = (line.rstrip("\n").split("\t") for line in open(sys.argv[1]) if not line.startswith(("#", "model_us")))
 used = {row[-1].split("_f_bf16")[0] for row in rows if row[4] != "0"}
-missing = {"forward", "keys", "queries", "product", "sum"} - used
+wanted = {f"attention_{kernel}" for kernel in ("forward", "dkv", "dq")}
+missing = wanted.union({"grouped_gemm_product", "grouped_gemm_weight_sum"}) - used
 sys.exit(f"check-kernels: not executed on tensor cores: {', '.join(sorted(missing))}" if missing else 0)
 PYTHON
 }

@@ -70,18 +70,37 @@ fn agree(case: &str, dtype: DType, run: impl Fn(&Device) -> Outputs) {
 }
 
 /// Checks queries, keys and values of sizes `[b, heads, t, s, d, dv, offset]`, laid out by head or by position.
-fn separate_agree([b, heads, t, s, d, dv, offset]: [usize; 7], by_position: bool, dtype: DType) {
-    let case = format!("b={b} heads={heads} t={t} s={s} d={d} dv={dv} offset={offset} {dtype:?}");
+fn separate_agree(sizes: [usize; 7], by_position: bool, dtype: DType) {
+    grouped_agree(sizes, 1, None, by_position, dtype);
+}
+
+/// The same where groups of query heads share keys and values, and a query sees at most `window` keys.
+fn grouped_agree(
+    [b, heads, t, s, d, dv, offset]: [usize; 7],
+    group: usize,
+    window: Option<usize>,
+    by_position: bool,
+    dtype: DType,
+) {
+    let case = format!(
+        "b={b} heads={heads} t={t} s={s} d={d} dv={dv} offset={offset} group={group} window={window:?} \
+        by_position={by_position} {dtype:?}"
+    );
     agree(&case, dtype, |device| {
-        let device = device.clone().autodiff();
-        let make = |rows: usize, width: usize, seed: u64| match by_position {
-            true => input([b, rows, heads, width], seed, dtype, &device).require_grad().swap_dims(1, 2),
-            false => input([b, heads, rows, width], seed, dtype, &device).require_grad(),
+        let tracked = device.clone().autodiff();
+        let make = |heads: usize, rows: usize, width: usize, seed: u64| match by_position {
+            true => input([b, rows, heads, width], seed, dtype, &tracked).require_grad().swap_dims(1, 2),
+            false => input([b, heads, rows, width], seed, dtype, &tracked).require_grad(),
         };
-        let [q, k, v] = [make(t, d, 1), make(s, d, 2), make(s, dv, 3)];
-        let inputs = [q, k, v];
+        let starts = window.map(|window| {
+            let row = (0..t).map(|i| (offset + i + 1).saturating_sub(window) as i32);
+            let rows: Vec<i32> = (0..b).flat_map(|_| row.clone()).collect();
+            Tensor::<2, Int>::from_data(TensorData::new(rows, [b, t]), (device, DType::I32))
+        });
+        let kv_heads = heads / group;
+        let inputs = [make(heads, t, d, 1), make(kv_heads, s, d, 2), make(kv_heads, s, dv, 3)];
         let [q, k, v] = inputs.clone();
-        gradients(causal_attention(q, k, v, 0.8, offset, None), inputs)
+        gradients(causal_attention(q, k, v, 0.8, offset, starts.as_ref()), inputs)
     });
 }
 
@@ -103,6 +122,28 @@ fn queries_behind_keys_that_are_there_already_agree() {
 fn wide_heads_agree() {
     separate_agree([1, 1, 35, 35, 64, 64, 0], true, DType::F32);
     separate_agree([1, 1, 20, 20, 192, 128, 0], true, DType::F32);
+}
+
+#[test]
+fn grouped_heads_agree() {
+    for (heads, group) in [(4, 2), (3, 3), (6, 3)] {
+        grouped_agree([2, heads, 37, 37, 8, 8, 0], group, None, true, DType::F32);
+        grouped_agree([1, heads, 33, 33, 5, 7, 0], group, None, false, DType::F32);
+        grouped_agree([1, heads, 21, 21, 16, 16, 0], group, None, true, DType::BF16);
+        grouped_agree([1, heads, 21, 21, 8, 16, 0], group, None, false, DType::BF16);
+    }
+}
+
+#[test]
+fn grouped_heads_with_a_window_or_an_offset_agree() {
+    for (dtype, by_position) in [(DType::F32, true), (DType::BF16, false)] {
+        grouped_agree([2, 4, 39, 39, 8, 8, 0], 2, Some(11), by_position, dtype);
+        grouped_agree([1, 6, 5, 41, 16, 8, 36], 3, None, by_position, dtype);
+        grouped_agree([1, 4, 7, 25, 8, 8, 18], 2, Some(9), !by_position, dtype);
+    }
+    // Several tiles of queries and of keys.
+    grouped_agree([1, 6, 140, 140, 16, 16, 0], 3, None, true, DType::BF16);
+    grouped_agree([1, 4, 140, 140, 16, 16, 0], 2, Some(50), false, DType::BF16);
 }
 
 #[test]
@@ -175,19 +216,30 @@ fn documents_agree() {
     });
 }
 
-/// Some of the later queries see none of the earlier keys.
-#[test]
-fn parts_of_documents_agree() {
-    let [b, heads, t, d] = [2, 2, 39, 8];
-    agree("a part of documents", DType::F32, |device| {
-        let [q, k, v] = [1, 2, 3].map(|seed| input([b, heads, t, d], seed, DType::F32, device));
+/// Some of the later queries see none of the earlier keys. `group` query heads share keys and values.
+fn part_agrees([heads, group]: [usize; 2], dropout: bool, dtype: DType) {
+    let [b, t, d] = [2, 39, 8];
+    agree(&format!("a part of documents, {heads} heads by {group}, dropout {dropout}, {dtype:?}"), dtype, |device| {
+        let shapes = [[b, heads, t, d], [b, heads / group, t, d], [b, heads / group, t, d]];
+        let [q, k, v] = [0, 1, 2].map(|i| input(shapes[i], i as u64 + 1, dtype, device));
         let starts = starts(device).slice_dim(1, 20..t);
-        let part = AttentionPart { first: [20, 0], scale: 0.8, dropout: None };
+        let dropout = dropout.then(|| (0.3, DropoutKey::derive(1, 2, 3, 4), 1, t));
+        let part = AttentionPart { first: [20, 0], scale: 0.8, dropout };
         let [q, k, v] = [q.slice_dim(2, 20..t), k.slice_dim(2, 0..20), v.slice_dim(2, 0..20)];
         let (y, l) = part.forward([q.clone(), k.clone(), v.clone()], Some(starts.clone()));
         // As if there were no other keys; for queries that see none here, as if the others had some log-sum-exp.
-        let (d_y, l) = (input([b, t - 20, heads, d], 4, DType::F32, device), l.clamp_min(-5.0));
+        let (d_y, l) = (input([b, t - 20, heads, d], 4, dtype, device), l.clamp_min(-5.0));
         let [d_q, d_k, d_v] = part.backward([q, k, v], [y.clone(), d_y], l.clone(), Some(starts));
         [y, l.unsqueeze_dim(3), d_q, d_k, d_v].map(floats).to_vec()
     });
+}
+
+#[test]
+fn parts_of_documents_agree() {
+    part_agrees([2, 1], false, DType::F32);
+    for group in [2, 3] {
+        part_agrees([2 * group, group], false, DType::F32);
+        part_agrees([2 * group, group], true, DType::F32);
+        part_agrees([2 * group, group], true, DType::BF16);
+    }
 }

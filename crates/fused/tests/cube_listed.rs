@@ -7,7 +7,7 @@ use fused::cube::{kernels, sources};
 fn every_kernel_is_listed() {
     assert_eq!(kernels::unlisted(&kernels::cases()), [""; 0]);
     let all = sources::unlisted(env!("CARGO_MANIFEST_DIR"), "fused", &[]);
-    for kernel in ["fused::gelu::cube::gelu_kernel", "fused::embedding::cube::sort::scan_blocks_kernel"] {
+    for kernel in ["fused::gelu::cube::gelu_kernel", "fused::embedding::cube::sort::embedding_scan_blocks_kernel"] {
         assert!(all.iter().any(|found| found == kernel), "{kernel} is not among {all:?}");
     }
 }

@@ -335,11 +335,11 @@ pub(crate) fn latent_attention_backward_cpu<T: Element>(
     });
     // SAFETY: each head has set its rows.
     let (dq, dkv) = unsafe { (dq.set(), dkv.set()) };
-    [dq, dkv, over_heads(latent, &of_heads)]
+    [dq, dkv, sum_heads(latent, &of_heads)]
 }
 
 /// Sums `[b, heads, t, rope]` over heads and rotates back: `[b, t, rope]`.
-fn over_heads<T: Element>(latent: Latent<'_, T>, of_heads: &[f32]) -> Vec<T> {
+fn sum_heads<T: Element>(latent: Latent<'_, T>, of_heads: &[f32]) -> Vec<T> {
     let Latent { t, rule: LatentRule { heads, rope, .. }, .. } = latent;
     let row = |row: usize| {
         let (b, i) = (row / t, row % t);

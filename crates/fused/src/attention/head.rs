@@ -124,7 +124,7 @@ impl<const P: usize> Head<'_, P> {
                 continue;
             }
             let dy_rows = from_row(dy, first);
-            let mean: Vec<f32> =
+            let delta: Vec<f32> =
                 (first..end).map(|i| sum2(row(&y, i, self.dv), row(&dy, i, self.dv), |y, dy| y * dy)).collect();
             // SAFETY: the scores have room for a tile, and the gradients for its rows.
             unsafe {
@@ -132,7 +132,7 @@ impl<const P: usize> Head<'_, P> {
                 let v_t = from_row(self.v, keys.start).transposed();
                 product_here([rows, n, self.dv], dy_rows, v_t, ds.as_mut_ptr(), n, false);
                 let (p, ds) = (&mut p[..rows * n], &mut ds[..rows * n]);
-                probabilities(tile, p, ds, [&l[first..end], &mean]);
+                probabilities(tile, p, ds, [&l[first..end], &delta]);
                 let (p, ds) = (Matrix::new(p, n), Matrix::new(ds, n));
                 for part in 0..P {
                     let (d, (q, q_stride), (k, k_stride)) = (self.d[part], to_q[part], to_k[part]);
@@ -235,9 +235,9 @@ vectorised! {
 
 vectorised! {
     /// Turns scores into probabilities `p`, and the gradients of probabilities into those of scores,
-    /// `scale p (dp - mean)`. With factors `f` of dropout, the results are `p f` and `scale p (f dp - mean)`.
+    /// `scale p (dp - delta)`. With factors `f` of dropout, the results are `p f` and `scale p (f dp - delta)`.
     fn probabilities(tile: Tile<'_>, p: &mut [f32], ds: &mut [f32], of_rows: [&[f32]; 2]) {
-        let [l, mean] = of_rows;
+        let [l, delta] = of_rows;
         let (scale, n) = (tile.rule.scale, tile.keys.len());
         for (i, (p, ds)) in p.chunks_exact_mut(n).zip(ds.chunks_exact_mut(n)).enumerate() {
             let seen = tile.seen(i);
@@ -246,14 +246,14 @@ vectorised! {
                 None => {
                     for (p, ds) in p.iter_mut().zip(ds) {
                         *p = exp(scale * *p - l[i]);
-                        *ds = scale * *p * (*ds - mean[i]);
+                        *ds = scale * *p * (*ds - delta[i]);
                     }
                 }
                 Some(dropout) => {
                     let factor = tile.factors(&dropout, i, seen.start);
                     for (j, (p, ds)) in p.iter_mut().zip(ds).enumerate() {
                         let (whole, factor) = (exp(scale * *p - l[i]), factor(j));
-                        *ds = scale * whole * (factor * *ds - mean[i]);
+                        *ds = scale * whole * (factor * *ds - delta[i]);
                         *p = whole * factor;
                     }
                 }

@@ -10,8 +10,17 @@
 //! ```text
 //!            keys ->
 //! queries  | s .       |      forward   s = q k^T, p = softmax, y = p v, one tile of s at a time
-//!          | s s .     |      backward  s again, p = exp(s - l); dv += p^T dy, ds = p (dy v^T - sum(dy y)) scale,
-//!          | s s s .   |                dq = ds k, dk += ds^T q
+//!          | s s .     |      backward  s again, p = exp(s - l), delta = sum(dy y); ds = p (dy v^T - delta) scale,
+//!          | s s s .   |                dv += p^T dy, dq = ds k, dk += ds^T q
+//! ```
+//!
+//! Query heads may share keys and values in groups of `n` (grouped-query attention, arXiv 2305.13245): query head `h`
+//! reads head `h / n`. In the backward, a task is one head of keys and values. It takes the query heads of the group
+//! one after the other and adds to the same `dk` and `dv`, always in this order.
+//!
+//! ```text
+//! query heads        0 1 2 | 3 4 5         a group of 3 for each of 2 heads of keys and values
+//! keys and values      0   |   1
 //! ```
 //!
 //! The backward keeps the inputs, the output and `l`, the log-sum-exp of each row (FlashAttention, arXiv 2205.14135 and
@@ -177,7 +186,7 @@ fn check(call: Call, [q, k, v]: [&Tensor<4>; 3]) -> ([usize; 2], usize) {
     call.dtype("v", v.dtype(), q.dtype());
     call.shape("k", k.dims(), [b, kv_heads, s, d]);
     call.shape("v", v.dims(), [b, kv_heads, s, dv]);
-    let grouped = if heads > 0 && kv_heads > 0 { heads.is_multiple_of(kv_heads) } else { heads == kv_heads };
+    let grouped = heads == kv_heads || heads > 0 && heads.is_multiple_of(kv_heads);
     call.that(grouped, format_args!("q has {heads} heads, expected a multiple of the {kv_heads} of k and v"));
     call.that(d > 0 && dv > 0, format_args!("q and v have widths of {d} and {dv}, expected at least 1"));
     ([b, t], s)

@@ -48,9 +48,9 @@ fn naive(
             let total: f64 = s.iter().map(|s| (s - most).exp()).sum();
             let p: Vec<f64> = s.iter().map(|s| (s - most).exp() / total).collect();
             let dp: Vec<f64> = (from..=i).map(|j| (0..dv).map(|c| dy[out(i) + c] * v[at(j, dv) + c]).sum()).collect();
-            let mean: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
+            let delta: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
             for (j, (p, dp)) in (from..=i).zip(p.iter().zip(&dp)) {
-                let ds = scale * p * (dp - mean);
+                let ds = scale * p * (dp - delta);
                 for c in 0..dv {
                     y[out(i) + c] += p * v[at(j, dv) + c];
                     d_v[at(j, dv) + c] += p * dy[out(i) + c];

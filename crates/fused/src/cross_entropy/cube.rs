@@ -131,7 +131,7 @@ impl Of {
         let vector = vector_size(&logits.client, columns, logits.dtype);
         let units = units(&logits.client, columns / vector);
         let (count, _) = over_rows(&logits.client, rows, columns / vector);
-        loss_kernel::launch(
+        cross_entropy_loss_kernel::launch(
             &logits.client,
             count,
             CubeDim::new_1d(units as u32),
@@ -156,7 +156,7 @@ impl Of {
         let ([n, _], client) = (self.losses_n2.shape().dims(), self.losses_n2.client.clone());
         let [cross_entropy, z_loss] = [0, 1].map(|_| empty(&self.losses_n2, [1], DType::F32));
         let units = units(&client, n);
-        mean_kernel::launch(
+        cross_entropy_mean_kernel::launch(
             &client,
             CubeCount::new_single(),
             CubeDim::new_1d(units as u32),
@@ -187,7 +187,7 @@ fn transposed(matrix: &CubeTensor) -> CubeTensor {
 /// `width` is that of a row in vectors; columns from `vocab` on are ignored and get gradients of 0. `z` is twice the
 /// z-loss's coefficient. A target beyond the vocabulary makes the loss NaN.
 #[cube(launch, address_type = "dynamic")]
-fn loss_kernel<F: Float, I: Int, V: Size>(
+fn cross_entropy_loss_kernel<F: Float, I: Int, V: Size>(
     logits: &mut [Vector<F, V>],
     targets: &[I],
     losses_n2: &mut [f32],
@@ -285,7 +285,7 @@ fn in_vocabulary<V: Size>(x: Vector<f32, V>, i: usize, vocab: usize) -> Vector<f
 }
 
 #[cube(launch)]
-fn mean_kernel(
+fn cross_entropy_mean_kernel(
     losses_n2: &[f32],
     cross_entropy: &mut [f32],
     z_loss: &mut [f32],
@@ -314,19 +314,36 @@ fn mean_kernel(
 /// Lists the kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
-    use loss_kernel::LossKernel;
-    use mean_kernel::MeanKernel;
+    use cross_entropy_loss_kernel::CrossEntropyLossKernel;
+    use cross_entropy_mean_kernel::CrossEntropyMeanKernel;
 
     let mut cases = vec![KernelCase::new("cross_entropy mean", |gpu| {
         let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-        MeanKernel::new(s, d, t, b(), b(), b(), (), (), 256)
+        CrossEntropyMeanKernel::new(s, d, t, b(), b(), b(), (), (), 256)
     })];
     for (name, dtype, vector) in float_cases() {
         for gradients in [false, true] {
             cases.push(KernelCase::new(format!("cross_entropy {name} gradients={gradients}"), move |gpu| {
                 let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
                 let int = i32::elem_type_native();
-                LossKernel::new(s, d, t, b(), b(), b(), (), (), (), (), (), vector, gradients, 256, dtype, int)
+                CrossEntropyLossKernel::new(
+                    s,
+                    d,
+                    t,
+                    b(),
+                    b(),
+                    b(),
+                    (),
+                    (),
+                    (),
+                    (),
+                    (),
+                    vector,
+                    gradients,
+                    256,
+                    dtype,
+                    int,
+                )
             }));
         }
     }

@@ -183,7 +183,7 @@ pub(crate) fn norm_backward(
     }
     let units = units(&client, COLUMNS * pieces);
     let columns = COLUMNS.min(units);
-    add_pieces_kernel::launch(
+    norm_add_pieces_kernel::launch(
         &client,
         CubeCount::Static((2 * d).div_ceil(columns) as u32, 1, 1),
         CubeDim::new_1d(units as u32),
@@ -269,7 +269,7 @@ fn norm_backward_kernel<F: Float, V: Size>(
 /// Adds `columns` columns of `sums`, `[pieces, 2 d]`, per cube; each of `groups` groups of units takes a share of the
 /// pieces.
 #[cube(launch)]
-fn add_pieces_kernel(
+fn norm_add_pieces_kernel(
     sums: &[f32],
     d_gain: &mut [f32],
     d_bias: &mut [f32],
@@ -306,13 +306,13 @@ fn add_pieces_kernel(
 /// Lists the kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
-    use add_pieces_kernel::AddPiecesKernel;
+    use norm_add_pieces_kernel::NormAddPiecesKernel;
     use norm_backward_kernel::NormBackwardKernel;
     use norm_kernel::NormKernel;
 
     let mut cases = vec![KernelCase::new("norm add_pieces", |gpu| {
         let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-        AddPiecesKernel::new(s, d, t, b(), b(), b(), (), (), 32, 8)
+        NormAddPiecesKernel::new(s, d, t, b(), b(), b(), (), (), 32, 8)
     })];
     for (name, dtype, vector) in float_cases() {
         // LayerNorm of GPT-2, and RMSNorm of the widest DeepSeek, in which a unit has several vectors.

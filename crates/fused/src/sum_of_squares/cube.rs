@@ -75,7 +75,7 @@ pub(crate) fn add_parts(sum: CubeTensor, parts: CubeTensor, factor: f64) -> Cube
     let (sum, parts) = (contiguous(sum, DType::F32), contiguous(parts, DType::F32));
     let total = empty(&sum, [2], DType::F32);
     let units = units(&sum.client, parts.shape().num_elements());
-    add_parts_kernel::launch(
+    sum_of_squares_add_parts_kernel::launch(
         &sum.client.clone(),
         CubeCount::new_single(),
         CubeDim::new_1d(units as u32),
@@ -89,7 +89,13 @@ pub(crate) fn add_parts(sum: CubeTensor, parts: CubeTensor, factor: f64) -> Cube
 }
 
 #[cube(launch)]
-fn add_parts_kernel(sum: &[f32], parts: &[f32], total: &mut [f32], factor: f32, #[comptime] units: usize) {
+fn sum_of_squares_add_parts_kernel(
+    sum: &[f32],
+    parts: &[f32],
+    total: &mut [f32],
+    factor: f32,
+    #[comptime] units: usize,
+) {
     let mut shared = Shared::<[f32]>::new_slice(units);
     let mut of_unit = 0.0f32;
     let mut lost = 0.0f32;
@@ -123,9 +129,9 @@ pub(crate) fn cases() -> Vec<KernelCase> {
             SumOfSquaresKernel::new(s, d, t, b(), b(), (), vector, 256, dtype)
         })
     };
-    let add_parts = KernelCase::new("add_parts", |gpu| {
+    let add_parts = KernelCase::new("sum_of_squares add_parts", |gpu| {
         let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-        add_parts_kernel::AddPartsKernel::new(s, d, t, b(), b(), b(), (), 256)
+        sum_of_squares_add_parts_kernel::SumOfSquaresAddPartsKernel::new(s, d, t, b(), b(), b(), (), 256)
     });
     float_cases().map(case).into_iter().chain([add_parts]).collect()
 }

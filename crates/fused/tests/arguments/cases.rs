@@ -133,12 +133,15 @@ pub const CASES: &[Case] = &[
         draw.output(fused::rope_halves(x.clone(), &table), x.dims());
     }),
     ("causal_attention", |draw| {
-        let [b, heads, t, d, dv] = [draw.size(3), draw.size(3), draw.size(5), draw.size(5), draw.size(4)];
+        let [b, t, d, dv] = [draw.size(3), draw.size(5), draw.size(5), draw.size(4)];
+        let [heads, kv_heads] = grouped(draw);
         let s = if t == 0 { 0 } else { t + draw.below(3) };
         let offset = draw.number(s - t);
-        let (q, k, v) = (draw.float([b, heads, t, d]), draw.float([b, heads, s, d]), draw.float([b, heads, s, dv]));
+        let q = draw.float([b, heads, t, d]);
+        let (k, v) = (draw.float([b, kv_heads, s, d]), draw.float([b, kv_heads, s, dv]));
+        let starts = starts(draw, [b, t]);
         let shape = [q.dims()[0], q.dims()[2], q.dims()[1], v.dims()[3]];
-        draw.output(fused::causal_attention(q, k, v, 0.7, offset, None), shape);
+        draw.output(fused::causal_attention(q, k, v, 0.7, offset, starts.as_ref()), shape);
     }),
     ("causal_self_attention", |draw| {
         let [b, heads, t, d] = [draw.size(3), draw.size(3), draw.size(5), draw.size(5)];
@@ -318,14 +321,21 @@ fn starts(draw: &mut Draw, [b, t]: [usize; 2]) -> Option<Tensor<2, Int>> {
     draw.coin().then(|| draw.indices([b, t], |_, i| (i % t.max(1) / 2) as i64))
 }
 
+/// The numbers of query heads and of heads of keys and values.
+fn grouped(draw: &mut Draw) -> [usize; 2] {
+    let kv_heads = draw.size(3);
+    [kv_heads * (1 + draw.below(3)), kv_heads]
+}
+
 /// A part of a sequence, and what it attends to.
 fn part(draw: &mut Draw) -> (AttentionPart, [Tensor<4>; 3], Option<Tensor<2, Int>>) {
-    let [b, heads, t, d, dv] = [draw.size(3), draw.size(3), draw.size(5), draw.size(5), draw.size(4)];
+    let [b, t, d, dv] = [draw.size(3), draw.size(5), draw.size(5), draw.size(4)];
+    let [heads, kv_heads] = grouped(draw);
     let (own, p, dtype) = (draw.coin(), draw.probability(), draw.dtype());
     let s = if own { t } else { draw.size(5) };
     let dropout = draw.coin().then(|| (p, DropoutKey::derive(1, 2, 3, 4), 1, 20));
     let part = AttentionPart { first: if own { [5, 5] } else { [5, 0] }, scale: 0.7, dropout };
-    let qkv = [[b, heads, t, d], [b, heads, s, d], [b, heads, s, dv]].map(|shape| draw.plain(shape, dtype));
+    let qkv = [[b, heads, t, d], [b, kv_heads, s, d], [b, kv_heads, s, dv]].map(|shape| draw.plain(shape, dtype));
     (part, qkv, starts(draw, [b, t]))
 }
 

@@ -5,7 +5,7 @@ mod draw;
 mod exports;
 
 use burn::tensor::{Device, Tensor};
-use fused::{AttentionPart, layer_norm, linear_add_layer_norm};
+use fused::{AttentionPart, causal_attention, layer_norm, linear_add_layer_norm};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -47,6 +47,27 @@ fn a_bias_that_is_shorter_than_the_rows_is_refused() {
 #[should_panic(expected = "linear_add_layer_norm: norm_bias has shape [1], expected [4]")]
 fn a_bias_of_the_norm_behind_a_product_that_is_shorter_is_refused() {
     linear_add_layer_norm(ones([2, 3]), ones([3, 4]), None, ones([2, 4]), ones([4]), Some(ones([1])), 1e-5);
+}
+
+#[test]
+#[should_panic(expected = "causal_attention: q has 3 heads, expected a multiple of the 2 of k and v")]
+fn query_heads_that_keys_cannot_share_are_refused() {
+    causal_attention(ones([1, 3, 4, 8]), ones([1, 2, 4, 8]), ones([1, 2, 4, 8]), 1.0, 0, None);
+}
+
+#[test]
+#[should_panic(expected = "AttentionPart::forward: q has 2 heads, expected a multiple of the 4 of k and v")]
+fn fewer_query_heads_than_heads_of_keys_are_refused() {
+    let part = AttentionPart { first: [0, 0], scale: 1.0, dropout: None };
+    _ = part.forward([ones([1, 2, 4, 8]), ones([1, 4, 4, 8]), ones([1, 4, 4, 8])], None);
+}
+
+/// Their gradients would be those of keys that nothing reads, and nothing wrote them.
+#[test]
+#[should_panic(expected = "AttentionPart::forward: q has 0 heads, expected a multiple of the 2 of k and v")]
+fn keys_without_query_heads_are_refused() {
+    let part = AttentionPart { first: [0, 0], scale: 1.0, dropout: None };
+    _ = part.forward([ones([1, 0, 4, 8]), ones([1, 2, 4, 8]), ones([1, 2, 4, 8])], None);
 }
 
 /// Without queries there are no tasks, and nothing wrote the gradients of the keys.

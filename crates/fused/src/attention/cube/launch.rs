@@ -54,44 +54,44 @@ impl Body {
     }
 
     /// Launches one cube per tile of `rows` rows, head and sequence.
-    fn grid(&self, problem: &Problem, rows: usize) -> (CubeCount, CubeDim) {
+    fn grid(&self, problem: &Problem, [heads, rows]: [usize; 2]) -> (CubeCount, CubeDim) {
         let (tile, units) = match self {
             Self::Simt(shape, _) => (shape.tile, units(&problem.q.tensor.client, shape.units())),
             Self::Mma(_) => (mma::TILE, mma::UNITS),
         };
-        let count = CubeCount::Static(rows.div_ceil(tile) as u32, problem.heads as u32, problem.b as u32);
+        let count = CubeCount::Static(rows.div_ceil(tile) as u32, heads as u32, problem.b as u32);
         (count, CubeDim::new_1d(units as u32))
     }
 }
 
-/// Launches a kernel of the body by name. Both bodies take the same arguments, except for the vector size, which is
-/// fixed for tensor cores.
+/// Launches a kernel of the body by name, with a grid over these heads and rows. Both bodies take the same arguments,
+/// except for the vector size, which is fixed for tensor cores.
 macro_rules! launch {
-    ($kernel:ident, $body:expr, $problem:expr, $rows:expr, buffers: [$($buffer:expr),*], rows: [$($strides_of:expr),*]) => {{
-        let Problem { q, k, v, k_rope, table: [cos, sin], starts, t, s, rule, .. } = $problem;
+    ($module:ident::$kernel:ident, $body:expr, $problem:expr, $grid:expr, buffers: [$($buffer:expr),*], rows: [$($strides_of:expr),*]) => {{
+        let Problem { heads, t, s, rule, q, k, v, k_rope, table: [cos, sin], starts, .. } = $problem;
         let starts = if $problem.documents() { starts.clone() } else { empty(starts, [1], DType::I32) };
-        let (count, dim) = $body.grid($problem, $rows);
+        let (count, dim) = $body.grid($problem, $grid);
         let addresses = address_type([&q.tensor, &k.tensor, &v.tensor]);
         let dtype = dtype_to_elem_type(q.tensor.dtype);
         // SAFETY: no kernel reads or writes rows past the last query and key, and shared memory is as long as its
         // shape says. Gradients that share a buffer occupy disjoint parts of it.
         unsafe {
             match $body {
-                Body::Simt(shape, vector) => simt::$kernel::$kernel::launch_unchecked(
+                Body::Simt(shape, vector) => simt::$module::$kernel::launch_unchecked(
                     &q.tensor.client, count, dim, addresses, *vector,
                     q.arg(), k.arg(), v.arg(), k_rope.arg(), cos.clone().elements(), sin.clone().elements(),
                     starts.elements(),
                     $($buffer.clone().elements(),)*
                     q.strides_of(), k.strides_of(), v.strides_of(), k_rope.strides_of(), $($strides_of.strides_of(),)*
-                    rule_launch([*t, *s], *rule), *shape, dtype,
+                    rule_launch([*heads, $problem.group(), *t, *s], *rule), *shape, dtype,
                 ),
-                Body::Mma(shape) => mma::$kernel::$kernel::launch_unchecked(
+                Body::Mma(shape) => mma::$module::$kernel::launch_unchecked(
                     &q.tensor.client, count, dim, addresses,
                     q.arg(), k.arg(), v.arg(), k_rope.arg(), cos.clone().elements(), sin.clone().elements(),
                     starts.elements(),
                     $($buffer.clone().elements(),)*
                     q.strides_of(), k.strides_of(), v.strides_of(), k_rope.strides_of(), $($strides_of.strides_of(),)*
-                    rule_launch([*t, *s], *rule), *shape, dtype,
+                    rule_launch([*heads, $problem.group(), *t, *s], *rule), *shape, dtype,
                 ),
             }
         }
@@ -100,15 +100,15 @@ macro_rules! launch {
 
 pub(super) fn forward(problem: &Problem, y: &Rows, l: &CubeTensor) {
     let body = &Body::of(problem, [(y, problem.widths.v)]);
-    launch!(forward, body, problem, problem.t, buffers: [y.tensor, l], rows: [y]);
+    launch!(forward::attention_forward, body, problem, [problem.heads, problem.t], buffers: [y.tensor, l], rows: [y]);
 }
 
 pub(super) fn backward(problem: &Problem, given: &Backward) {
-    let (widths, Backward { d_y, l, mean, d_q, d_k, d_v, d_k_rope }) = (problem.widths, given);
+    let (widths, Backward { d_y, l, delta, d_q, d_k, d_v, d_k_rope }) = (problem.widths, given);
     let gradients = [(d_y, widths.v), (d_q, widths.qk()), (d_k, widths.nope), (d_v, widths.v)];
     let body = &Body::of(problem, gradients);
-    launch!(keys, body, problem, problem.s,
-        buffers: [d_y.tensor, l, mean, d_k.tensor, d_v.tensor, d_k_rope], rows: [d_y, d_k, d_v]);
-    launch!(queries, body, problem, problem.t,
-        buffers: [d_y.tensor, l, mean, d_q.tensor], rows: [d_y, d_q]);
+    launch!(dkv::attention_dkv, body, problem, [problem.kv_heads, problem.s],
+        buffers: [d_y.tensor, l, delta, d_k.tensor, d_v.tensor, d_k_rope], rows: [d_y, d_k, d_v]);
+    launch!(dq::attention_dq, body, problem, [problem.heads, problem.t],
+        buffers: [d_y.tensor, l, delta, d_q.tensor], rows: [d_y, d_q]);
 }

@@ -1,16 +1,25 @@
 //! The kernels of [`attention`](super): FlashAttention-2 (arXiv 2307.08691), shared by all three input layouts.
 //!
 //! ```text
-//!                forward                          keys                             queries
-//!  a cube:       a tile of queries                a tile of keys                   a tile of queries
-//!  loops over:   tiles of keys that they see      tiles of queries that see it     tiles of keys that they see
-//!  writes:       y, l                             dk, dv                           dq
+//!                attention_forward               attention_dkv                   attention_dq
+//!  a cube:       a tile of queries               a tile of keys                  a tile of queries
+//!  loops over:   tiles of keys that they see     query heads of the group,       tiles of keys that they see
+//!                                                tiles of queries that see it
+//!  writes:       y, l                            dk, dv                          dq
 //! ```
 //!
-//! The backward launches `mean`, `keys` and `queries`, and for a rotated key the sum of its gradient over heads. A
-//! single cube computes each sum, so results are reproducible bit for bit. Layouts differ only in the location of rows
-//! ([`rows`]). The rotated parts of latent attention are rotated in shared memory after they are read; from there on
-//! the layouts do not differ.
+//! A group of query heads shares a head of keys and values. Cubes of queries each read the keys of their own query
+//! head's group; a cube of keys takes all query heads of the group, one after the other:
+//!
+//! ```text
+//!  query heads      0 1 2 | 3 4 5      y of the grid in attention_forward and attention_dq
+//!  heads of keys      0   |   1        y of the grid in attention_dkv
+//! ```
+//!
+//! The backward launches `attention_delta`, `attention_dkv` and `attention_dq`, and for a rotated key
+//! `attention_sum_heads`, the sum of its gradient over heads. A single cube computes each sum, so results are
+//! reproducible bit for bit. Layouts differ only in the location of rows ([`rows`]). The rotated parts of latent
+//! attention are rotated in shared memory after they are read; from there on the layouts do not differ.
 //!
 //! [`simt`] runs on any device, [`mma`] on tensor cores.
 
@@ -38,6 +47,8 @@ use rows::{Rows, Widths};
 struct Problem {
     b: usize,
     heads: usize,
+    /// Heads of keys and values; divides `heads`.
+    kv_heads: usize,
     t: usize,
     s: usize,
     widths: Widths,
@@ -56,11 +67,11 @@ struct Problem {
 struct Backward {
     d_y: Rows,
     l: CubeTensor,
-    mean: CubeTensor,
+    delta: CubeTensor,
     d_q: Rows,
     d_k: Rows,
     d_v: Rows,
-    /// Per head, `[b, heads, s, rope]`, in f32 and still rotated; arbitrary if nothing is rotated.
+    /// Per head, `[b, kv_heads, s, rope]`, in f32 and still rotated; arbitrary if nothing is rotated.
     d_k_rope: CubeTensor,
 }
 
@@ -72,6 +83,11 @@ impl Problem {
 
     fn is_empty(&self) -> bool {
         self.b * self.heads * self.t == 0
+    }
+
+    /// Query heads that share a head of keys and values.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
     }
 
     /// Returns `y`, `[b, t, heads, v]`, and `l_bht`.
@@ -89,10 +105,10 @@ impl Problem {
     fn backward(&self, [y, d_y]: [CubeTensor; 2], l: CubeTensor, [d_q, d_k, d_v]: [Rows; 3]) -> CubeTensor {
         let (y, d_y) = (into_contiguous(y), into_contiguous(d_y));
         let l = contiguous(l, DType::F32);
-        let d_k_rope = empty(&y, [self.b, self.heads, self.s, self.widths.rope.max(1)], DType::F32);
+        let d_k_rope = empty(&y, [self.b, self.kv_heads, self.s, self.widths.rope.max(1)], DType::F32);
         if !self.is_empty() {
-            let mean = small::mean(self, &y, &d_y);
-            let given = Backward { d_y: self.output(&d_y), l, mean, d_q, d_k, d_v, d_k_rope: d_k_rope.clone() };
+            let delta = small::delta(self, &y, &d_y);
+            let given = Backward { d_y: self.output(&d_y), l, delta, d_q, d_k, d_v, d_k_rope: d_k_rope.clone() };
             launch::backward(self, &given);
         }
         d_k_rope
@@ -111,7 +127,7 @@ fn lying_together(starts: CubeTensor) -> CubeTensor {
 
 /// The problem of queries, keys and values of these widths without a rotated part.
 fn unrotated(
-    [b, heads, t, s]: [usize; 4],
+    [b, heads, kv_heads, t, s]: [usize; 5],
     [nope, width]: [usize; 2],
     [q, k, v]: [Rows; 3],
     starts: CubeTensor,
@@ -122,6 +138,7 @@ fn unrotated(
     Problem {
         b,
         heads,
+        kv_heads,
         t,
         s,
         widths: Widths { nope, rope: 0, v: width },
@@ -137,12 +154,12 @@ fn unrotated(
 
 /// The problem of separate queries, keys and values, used in place if the elements of each row are contiguous.
 fn separate([q, k, v]: [CubeTensor; 3], starts: CubeTensor, rule: AttentionRule) -> Problem {
-    let ([b, heads, t, nope], [_, _, s, width]) = (q.shape().dims(), v.shape().dims());
+    let ([b, heads, t, nope], [_, kv_heads, s, width]) = (q.shape().dims(), v.shape().dims());
     let [q, k, v] = [q, k, v].map(|x| {
         let x = if x.meta.strides()[3] == 1 { x } else { into_contiguous(x) };
         Rows::by_head(x)
     });
-    unrotated([b, heads, t, s], [nope, width], [q, k, v], starts, rule)
+    unrotated([b, heads, kv_heads, t, s], [nope, width], [q, k, v], starts, rule)
 }
 
 pub(crate) fn attention(qkv: [CubeTensor; 3], starts: CubeTensor, rule: AttentionRule) -> (CubeTensor, CubeTensor) {
@@ -158,9 +175,9 @@ pub(crate) fn attention_backward(
     rule: AttentionRule,
 ) -> (CubeTensor, CubeTensor, CubeTensor) {
     let problem = separate(qkv, starts, rule);
-    let Problem { b, heads, t, s, widths, .. } = problem;
-    let sizes = [(t, widths.nope), (s, widths.nope), (s, widths.v)];
-    let gradients = sizes.map(|(rows, width)| {
+    let Problem { b, heads, kv_heads, t, s, widths, .. } = problem;
+    let sizes = [(t, heads, widths.nope), (s, kv_heads, widths.nope), (s, kv_heads, widths.v)];
+    let gradients = sizes.map(|(rows, heads, width)| {
         let (like, shape) = (&problem.q.tensor, [b, rows, heads, width]);
         // Keys that no query sees have gradients of 0, which no kernel writes.
         let gradient = match t {
@@ -184,7 +201,7 @@ fn three(qkv: &CubeTensor, heads: usize) -> [Rows; 3] {
 fn of_one_product(qkv: CubeTensor, starts: CubeTensor, heads: usize, rule: AttentionRule) -> Problem {
     let [b, t, width] = qkv.shape().dims();
     let d = width / 3 / heads;
-    unrotated([b, heads, t, t], [d, d], three(&into_contiguous(qkv), heads), starts, rule)
+    unrotated([b, heads, heads, t, t], [d, d], three(&into_contiguous(qkv), heads), starts, rule)
 }
 
 pub(crate) fn self_attention(
@@ -225,7 +242,8 @@ fn latent([q, kv, k_rope]: [CubeTensor; 3], table: [CubeTensor; 2], starts: Cube
     let k_rope = Rows { tensor: k_rope, first: 0, strides: [t * rope, 0, rope] };
     let table = table.map(|table| contiguous(table, DType::F32));
     let widths = Widths { nope, rope, v: width };
-    Problem { b, heads, t, s: t, widths, rule: attention, q, k, v, k_rope, table, starts: lying_together(starts) }
+    let starts = lying_together(starts);
+    Problem { b, heads, kv_heads: heads, t, s: t, widths, rule: attention, q, k, v, k_rope, table, starts }
 }
 
 pub(crate) fn latent_attention(
@@ -252,7 +270,7 @@ pub(crate) fn latent_attention_backward(
     let [d_k, d_v] = two(&d_kv, problem.t, rule);
     let to_q = Rows::by_position(&d_q, [problem.t, rule.heads, rule.nope + rule.rope], 0);
     let of_heads = problem.backward(outputs, l, [to_q, d_k, d_v]);
-    let d_k_rope = small::over_heads(&problem, &of_heads, d_q.dtype);
+    let d_k_rope = small::sum_heads(&problem, &of_heads, d_q.dtype);
     (d_q, d_kv, d_k_rope)
 }
 

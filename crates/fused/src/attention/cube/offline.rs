@@ -1,7 +1,7 @@
 //! The kernels with typical compile-time values, to compile without a GPU.
 
 use super::rows::{RuleCompilationArg, StridesCompilationArg, Widths};
-use super::small::{mean_kernel, over_heads_kernel};
+use super::small::{attention_delta, attention_sum_heads};
 use super::{mma, simt};
 use crate::cube::offline::{KernelCase, buffer};
 use cubecl::prelude::*;
@@ -13,6 +13,8 @@ fn strides_of() -> StridesCompilationArg {
 
 fn rule() -> RuleCompilationArg {
     RuleCompilationArg {
+        heads: (),
+        group: (),
         t: (),
         s: (),
         offset: (),
@@ -34,9 +36,9 @@ const LATENT: Widths = Widths { nope: 128, rope: 64, v: 128 };
 /// The case of a body's kernel with these buffers, row locations and compile-time values.
 macro_rules! case {
     ($value:expr, for $of:ident) => { $value };
-    ($body:ident, $kernel:ident, $type:ident, $name:expr, $dim:expr, [$($buffer:ident)*], [$($rows:ident)*], $($known:expr),*) => {{
-        let name = format!("attention {} {} {}", stringify!($kernel), stringify!($body), $name);
-        KernelCase::new(name, move |gpu| $body::$kernel::$kernel::$type::new(
+    ($body:ident, $module:ident::$kernel:ident, $type:ident, $name:expr, $dim:expr, [$($buffer:ident)*], [$($rows:ident)*], $($known:expr),*) => {{
+        let name = format!("{} {} {}", stringify!($kernel), stringify!($body), $name);
+        KernelCase::new(name, move |gpu| $body::$module::$kernel::$type::new(
             gpu.unchecked($dim), gpu.device(), gpu.target(),
             $(case!(buffer(), for $buffer),)* $(case!(strides_of(), for $rows),)* rule(), $($known),*
         ))
@@ -47,12 +49,12 @@ macro_rules! case {
 macro_rules! cases {
     ($body:ident, $name:expr, $dim:expr, $($known:expr),*) => {
         [
-            case!($body, forward, Forward, $name, $dim,
+            case!($body, forward::attention_forward, AttentionForward, $name, $dim,
                 [q k v k_rope cos sin starts y l], [q k v k_rope y], $($known),*),
-            case!($body, keys, Keys, $name, $dim,
-                [q k v k_rope cos sin starts d_y l mean d_k d_v d_k_rope], [q k v k_rope y d_k d_v], $($known),*),
-            case!($body, queries, Queries, $name, $dim,
-                [q k v k_rope cos sin starts d_y l mean d_q], [q k v k_rope y d_q], $($known),*),
+            case!($body, dkv::attention_dkv, AttentionDkv, $name, $dim,
+                [q k v k_rope cos sin starts d_y l delta d_k d_v d_k_rope], [q k v k_rope y d_k d_v], $($known),*),
+            case!($body, dq::attention_dq, AttentionDq, $name, $dim,
+                [q k v k_rope cos sin starts d_y l delta d_q], [q k v k_rope y d_q], $($known),*),
         ]
     };
 }
@@ -89,13 +91,13 @@ pub(crate) fn cases() -> Vec<KernelCase> {
     cases.extend(mma_cases("64 bf16 documents", GPT2, documents, brain));
     cases.extend(mma_cases("latent bf16", LATENT, none, brain));
     cases.extend(mma_cases("latent bf16 documents", LATENT, documents, brain));
-    cases.push(KernelCase::new("attention mean bf16", move |gpu| {
+    cases.push(KernelCase::new("attention_delta bf16", move |gpu| {
         let (s, d, t) = (gpu.unchecked(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-        mean_kernel::MeanKernel::new(s, d, t, buffer(), buffer(), buffer(), (), (), 8, brain)
+        attention_delta::AttentionDelta::new(s, d, t, buffer(), buffer(), buffer(), (), (), 8, brain)
     }));
-    cases.push(KernelCase::new("attention over_heads bf16", move |gpu| {
+    cases.push(KernelCase::new("attention_sum_heads bf16", move |gpu| {
         let (s, d, t) = (gpu.unchecked(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-        over_heads_kernel::OverHeadsKernel::new(s, d, t, buffer(), buffer(), buffer(), buffer(), (), (), (), brain)
+        attention_sum_heads::AttentionSumHeads::new(s, d, t, buffer(), buffer(), buffer(), buffer(), (), (), (), brain)
     }));
     cases
 }

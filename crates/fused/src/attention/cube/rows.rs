@@ -56,34 +56,29 @@ pub(super) struct Strides {
 
 #[cube]
 impl Strides {
-    /// The first element of this cube's head. The cube's `y` is its head, its `z` the sequence.
-    pub fn here(&self) -> usize {
-        self.first + CUBE_POS_Z as usize * self.sequence + CUBE_POS_Y as usize * self.head
+    /// The first element of a head of this cube's sequence, which is the cube's `z`.
+    pub fn of(&self, head: usize) -> usize {
+        self.first + CUBE_POS_Z as usize * self.sequence + head * self.head
     }
 }
 
-/// The index of this cube's head among the heads of all sequences.
-#[cube]
-pub(super) fn head_here() -> usize {
-    CUBE_POS_Z as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize
-}
-
-/// Copies `l` and `sum(dy y)` of a tile's queries into shared memory, one after the other.
+/// Copies `l` and `delta` of a tile's queries into shared memory, one after the other.
 #[cube]
 pub(super) fn stage_statistics(
     l: &[f32],
-    mean: &[f32],
+    delta: &[f32],
     to: &mut [f32],
+    head: usize,
     query: usize,
     rule: &Rule,
     #[comptime] tile: usize,
 ) {
-    let first = head_here() * rule.t;
+    let first = rule.statistics_of(head);
     let mut i = UNIT_POS as usize;
     while i < tile {
         if query + i < rule.t {
             to[i] = l[first + query + i];
-            to[tile + i] = mean[first + query + i];
+            to[tile + i] = delta[first + query + i];
         }
         i += CUBE_DIM as usize;
     }
@@ -126,9 +121,13 @@ pub(super) fn first_key(starts: &[i32], i: usize, rule: &Rule, #[comptime] docum
     first
 }
 
-/// [`AttentionRule`] as a kernel argument, with the numbers of queries and keys.
+/// [`AttentionRule`] as a kernel argument, with sizes.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Rule {
+    /// Query heads.
+    pub heads: usize,
+    /// Query heads that share a head of keys and values.
+    pub group: usize,
     pub t: usize,
     pub s: usize,
     pub offset: usize,
@@ -142,8 +141,8 @@ pub(super) struct Rule {
     pub kept: f32,
 }
 
-/// The kernel argument for `t` queries and `s` keys.
-pub(super) fn rule_launch([t, s]: [usize; 2], rule: AttentionRule) -> RuleLaunch {
+/// The kernel argument for this many query heads, query heads per head of keys, queries and keys.
+pub(super) fn rule_launch([heads, group, t, s]: [usize; 4], rule: AttentionRule) -> RuleLaunch {
     let key = DropoutKey { key: 0, first_row: 0, first_index: 0 };
     let none = DropoutRule { key, row_len: 1, threshold: 0, scale: 1.0 };
     let none = ScoreDropout { rule: none, of_query: 0, of_head: 0 };
@@ -151,7 +150,8 @@ pub(super) fn rule_launch([t, s]: [usize; 2], rule: AttentionRule) -> RuleLaunch
     let DropoutKey { key, first_row, first_index } = dropped.key;
     let (of_query, of_head) = (of_query as u64, of_head as u64);
     let (offset, threshold) = (rule.offset, dropped.threshold);
-    RuleLaunch::new(t, s, offset, rule.scale, key, first_row, first_index, of_query, of_head, threshold, dropped.scale)
+    let (scale, kept) = (rule.scale, dropped.scale);
+    RuleLaunch::new(heads, group, t, s, offset, scale, key, first_row, first_index, of_query, of_head, threshold, kept)
 }
 
 #[cube]
@@ -185,10 +185,15 @@ impl Rule {
         max(j, self.offset) - self.offset
     }
 
-    /// The start of the random numbers of this cube's head; see [`dropout`](crate::dropout).
-    pub fn start(&self) -> u64 {
+    /// The index in `l` and `delta`, `[b, heads, t]`, of the first query of a head of this cube's sequence.
+    pub fn statistics_of(&self, head: usize) -> usize {
+        (CUBE_POS_Z as usize * self.heads + head) * self.t
+    }
+
+    /// The start of the random numbers of a head of this cube's sequence; see [`dropout`](crate::dropout).
+    pub fn start(&self, head: usize) -> u64 {
         let row = mix(self.key ^ mix(self.first_row + CUBE_POS_Z as u64 + comptime!(GAMMA)));
-        let index = self.first_index + CUBE_POS_Y as u64 * self.of_head;
+        let index = self.first_index + head as u64 * self.of_head;
         row + (index + 1u64) * comptime!(GAMMA)
     }
 
@@ -211,7 +216,7 @@ pub(super) fn probability(
     query: usize,
     key: usize,
     l: f32,
-    mean: f32,
+    delta: f32,
     rule: &Rule,
     start: u64,
     #[comptime] dropout: bool,
@@ -224,7 +229,7 @@ pub(super) fn probability(
         if comptime!(dropout) {
             factor = rule.factor(start, query, key);
         }
-        d_s = rule.scale * whole * (factor * gradient - mean);
+        d_s = rule.scale * whole * (factor * gradient - delta);
         p = whole * factor;
     }
     (p, d_s)

@@ -13,15 +13,15 @@ const PARTS: usize = 8;
 /// Rows per cube.
 const ROWS: usize = 32;
 
-/// Computes `sum(dy y)` for each query, `[b, heads, t]`, from `[b, t, heads, v]`.
-pub(super) fn mean(problem: &Problem, y: &CubeTensor, d_y: &CubeTensor) -> CubeTensor {
+/// Computes `delta`, `sum(dy y)` for each query, `[b, heads, t]`, from `[b, t, heads, v]`.
+pub(super) fn delta(problem: &Problem, y: &CubeTensor, d_y: &CubeTensor) -> CubeTensor {
     let Problem { b, heads, t, .. } = *problem;
-    let mean = empty(y, [b, heads, t], DType::F32);
+    let delta = empty(y, [b, heads, t], DType::F32);
     let vector = vector_size(&y.client, problem.widths.v, y.dtype);
     let units = units(&y.client, ROWS * PARTS);
     // SAFETY: the kernel neither reads nor writes rows and columns out of range.
     unsafe {
-        mean_kernel::launch_unchecked(
+        attention_delta::launch_unchecked(
             &y.client,
             CubeCount::Static(t.div_ceil(ROWS) as u32, heads as u32, b as u32),
             CubeDim::new_1d(units as u32),
@@ -29,21 +29,21 @@ pub(super) fn mean(problem: &Problem, y: &CubeTensor, d_y: &CubeTensor) -> CubeT
             vector,
             y.clone().elements(),
             d_y.clone().elements(),
-            mean.clone().elements(),
+            delta.clone().elements(),
             t,
             problem.widths.v / vector,
             dtype_to_elem_type(y.dtype),
         );
     }
-    mean
+    delta
 }
 
 /// A cube takes rows of one head of one sequence. Adjacent units read adjacent vectors.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn mean_kernel<F: Float, N: Size>(
+pub(super) fn attention_delta<F: Float, N: Size>(
     y: &[Vector<F, N>],
     d_y: &[Vector<F, N>],
-    mean: &mut [f32],
+    delta: &mut [f32],
     t: usize,
     vectors: usize,
     #[define(F)] _dtype: ElemType,
@@ -80,21 +80,21 @@ pub(super) fn mean_kernel<F: Float, N: Size>(
             for part in 0..PARTS {
                 sum += sums[r * PARTS + part];
             }
-            mean[(sequence * heads + head) * t + first + r] = sum;
+            delta[(sequence * heads + head) * t + first + r] = sum;
         }
         r += CUBE_DIM as usize;
     }
 }
 
 /// Sums `[b, heads, t, rope]` over heads, rotates back and rounds: `[b, t, rope]`.
-pub(super) fn over_heads(problem: &Problem, of_heads: &CubeTensor, dtype: DType) -> CubeTensor {
+pub(super) fn sum_heads(problem: &Problem, of_heads: &CubeTensor, dtype: DType) -> CubeTensor {
     let Problem { b, heads, t, .. } = *problem;
     let (rope, [cos, sin]) = (problem.widths.rope, problem.table.clone());
     let sum = empty(of_heads, [b, t, rope], dtype);
     let (count, dim) = over_items(&sum.client, b * t * rope / 2);
     // SAFETY: a unit writes pairs of the result, and reads those at the same positions.
     unsafe {
-        over_heads_kernel::launch_unchecked(
+        attention_sum_heads::launch_unchecked(
             &sum.client,
             count,
             dim,
@@ -114,7 +114,7 @@ pub(super) fn over_heads(problem: &Problem, of_heads: &CubeTensor, dtype: DType)
 
 /// Adds in the order of heads.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn over_heads_kernel<F: Float>(
+pub(super) fn attention_sum_heads<F: Float>(
     of_heads: &[Vector<f32, Const<2>>],
     cos: &[f32],
     sin: &[f32],

@@ -44,8 +44,8 @@ pub(super) fn sort(tokens: CubeTensor, rows: usize) -> Sorted {
 
     let (count, dim) = over_items(&client, n);
     let (tokens_arg, counts_arg) = (tokens.clone().elements(), counts.clone().elements());
-    count_kernel::launch(&client, count, dim, address, tokens_arg, counts_arg, n, rows, chunk, int);
-    scan_kernel::launch(
+    embedding_count_kernel::launch(&client, count, dim, address, tokens_arg, counts_arg, n, rows, chunk, int);
+    embedding_scan_kernel::launch(
         &client,
         CubeCount::Static((rows + 1).div_ceil(block) as u32, 1, 1),
         CubeDim::new_1d(block as u32),
@@ -58,8 +58,15 @@ pub(super) fn sort(tokens: CubeTensor, rows: usize) -> Sorted {
         block,
     );
     let (blocks_arg, len) = (blocks.clone().elements(), (rows + 1).div_ceil(block));
-    scan_blocks_kernel::launch(&client, CubeCount::new_single(), CubeDim::new_1d(block as u32), blocks_arg, len, block);
-    place_kernel::launch(
+    embedding_scan_blocks_kernel::launch(
+        &client,
+        CubeCount::new_single(),
+        CubeDim::new_1d(block as u32),
+        blocks_arg,
+        len,
+        block,
+    );
+    embedding_place_kernel::launch(
         &client,
         CubeCount::Static(chunks as u32, 1, 1),
         CubeDim::new_1d(block as u32),
@@ -79,7 +86,7 @@ pub(super) fn sort(tokens: CubeTensor, rows: usize) -> Sorted {
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn count_kernel<I: Int>(
+fn embedding_count_kernel<I: Int>(
     tokens: &[I],
     counts: &[Atomic<i32>],
     n: usize,
@@ -117,7 +124,7 @@ fn before(value: i32, shared: &mut [i32], #[comptime] units: usize) -> i32 {
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn scan_kernel(
+fn embedding_scan_kernel(
     counts: &mut [i32],
     starts: &mut [i32],
     blocks: &mut [i32],
@@ -146,7 +153,7 @@ fn scan_kernel(
 
 /// Each unit takes consecutive blocks.
 #[cube(launch)]
-fn scan_blocks_kernel(blocks: &mut [i32], len: usize, #[comptime] units: usize) {
+fn embedding_scan_blocks_kernel(blocks: &mut [i32], len: usize, #[comptime] units: usize) {
     let share = len.div_ceil(units);
     let first = min(UNIT_POS as usize * share, len);
     let end = min(first + share, len);
@@ -164,7 +171,7 @@ fn scan_blocks_kernel(blocks: &mut [i32], len: usize, #[comptime] units: usize) 
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn place_kernel<I: Int>(
+fn embedding_place_kernel<I: Int>(
     tokens: &[I],
     counts: &[i32],
     starts: &[i32],
@@ -203,29 +210,29 @@ fn place_kernel<I: Int>(
 /// Lists the kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(super) fn cases() -> Vec<KernelCase> {
-    use count_kernel::CountKernel;
-    use place_kernel::PlaceKernel;
-    use scan_blocks_kernel::ScanBlocksKernel;
-    use scan_kernel::ScanKernel;
+    use embedding_count_kernel::EmbeddingCountKernel;
+    use embedding_place_kernel::EmbeddingPlaceKernel;
+    use embedding_scan_blocks_kernel::EmbeddingScanBlocksKernel;
+    use embedding_scan_kernel::EmbeddingScanKernel;
 
     let dim = || CubeDim::new_1d(256);
     let mut cases = vec![
         KernelCase::new("embedding scan", move |gpu| {
             let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
-            ScanKernel::new(s, d, t, b(), b(), b(), (), (), 256)
+            EmbeddingScanKernel::new(s, d, t, b(), b(), b(), (), (), 256)
         }),
         KernelCase::new("embedding scan_blocks", move |gpu| {
-            ScanBlocksKernel::new(gpu.settings(dim()), gpu.device(), gpu.target(), buffer(), (), 256)
+            EmbeddingScanBlocksKernel::new(gpu.settings(dim()), gpu.device(), gpu.target(), buffer(), (), 256)
         }),
     ];
     for (name, int) in [("i32", i32::elem_type_native()), ("i64", i64::elem_type_native())] {
         cases.push(KernelCase::new(format!("embedding count {name}"), move |gpu| {
             let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
-            CountKernel::new(s, d, t, b(), b(), (), (), CHUNK, int)
+            EmbeddingCountKernel::new(s, d, t, b(), b(), (), (), CHUNK, int)
         }));
         cases.push(KernelCase::new(format!("embedding place {name}"), move |gpu| {
             let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
-            PlaceKernel::new(s, d, t, b(), b(), b(), b(), b(), (), (), 256, CHUNK, int)
+            EmbeddingPlaceKernel::new(s, d, t, b(), b(), b(), b(), b(), (), (), 256, CHUNK, int)
         }));
     }
     cases

@@ -45,7 +45,7 @@ pub(super) fn sum(tokens: CubeTensor, d_y: CubeTensor, sorted: Sorted, rows: usi
     let (count, dim) = over_rows(&client, n.div_ceil(PART), d / vector);
     // SAFETY: tokens below `rows` have places, which are below `n`, and there is one more start than there are rows.
     unsafe {
-        parts_kernel::launch_unchecked(
+        embedding_parts_kernel::launch_unchecked(
             &client,
             count,
             dim,
@@ -68,7 +68,7 @@ pub(super) fn sum(tokens: CubeTensor, d_y: CubeTensor, sorted: Sorted, rows: usi
     let (count, dim) = over_rows(&client, rows, d / vector);
     // SAFETY: as above.
     unsafe {
-        sum_kernel::launch_unchecked(
+        embedding_sum_kernel::launch_unchecked(
             &client,
             count,
             dim,
@@ -133,7 +133,7 @@ fn add<F: Float, V: Size>(
 /// `width` is that of a row in vectors, `block` the number of rows per entry of `blocks`, `len` the largest number of
 /// parts.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn parts_kernel<F: Float, I: Int, V: Size>(
+fn embedding_parts_kernel<F: Float, I: Int, V: Size>(
     d_y: &[Vector<F, V>],
     tokens: &[I],
     places: &[i32],
@@ -168,9 +168,9 @@ fn parts_kernel<F: Float, I: Int, V: Size>(
     }
 }
 
-/// Takes its arguments like [`parts_kernel`].
+/// Takes its arguments like [`embedding_parts_kernel`].
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn sum_kernel<F: Float, V: Size>(
+fn embedding_sum_kernel<F: Float, V: Size>(
     d_y: &[Vector<F, V>],
     parts: &[Vector<f32, V>],
     places: &[i32],
@@ -203,19 +203,19 @@ fn sum_kernel<F: Float, V: Size>(
 /// Lists the kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(super) fn cases() -> Vec<KernelCase> {
-    use parts_kernel::PartsKernel;
-    use sum_kernel::SumKernel;
+    use embedding_parts_kernel::EmbeddingPartsKernel;
+    use embedding_sum_kernel::EmbeddingSumKernel;
 
     let (dim, int) = (|| CubeDim::new_1d(256), i32::elem_type_native());
     let mut cases = vec![];
     for (name, dtype, vector) in float_cases() {
         cases.push(KernelCase::new(format!("embedding parts {name}"), move |gpu| {
             let (b, s, d, t) = (buffer, gpu.unchecked(dim()), gpu.device(), gpu.target());
-            PartsKernel::new(s, d, t, b(), b(), b(), b(), b(), b(), (), (), (), vector, 256, dtype, int)
+            EmbeddingPartsKernel::new(s, d, t, b(), b(), b(), b(), b(), b(), (), (), (), vector, 256, dtype, int)
         }));
         cases.push(KernelCase::new(format!("embedding sum {name}"), move |gpu| {
             let (b, s, d, t) = (buffer, gpu.unchecked(dim()), gpu.device(), gpu.target());
-            SumKernel::new(s, d, t, b(), b(), b(), b(), b(), b(), (), (), vector, 256, dtype)
+            EmbeddingSumKernel::new(s, d, t, b(), b(), b(), b(), b(), b(), (), (), vector, 256, dtype)
         }));
     }
     cases

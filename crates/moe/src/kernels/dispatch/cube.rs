@@ -64,7 +64,7 @@ pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 
     let choice_major = rule.order == Order::Choice;
     let (count, dim) = (CubeCount::Static((groups * chunks) as u32, 1, 1), CubeDim::new_1d(chunk_units as u32));
 
-    histogram_kernel::launch(
+    dispatch_histogram_kernel::launch(
         &client,
         count.clone(),
         dim,
@@ -79,7 +79,7 @@ pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 
     );
     let lanes = (units(&client, chunks * e) / STRIPS).max(1);
     let strips = units(&client, chunks * e) / lanes;
-    scan_kernel::launch(
+    dispatch_scan_kernel::launch(
         &client,
         CubeCount::Static((groups * e.div_ceil(lanes)) as u32, 1, 1),
         CubeDim::new_1d((lanes * strips) as u32),
@@ -90,7 +90,7 @@ pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 
         strips,
     );
     let place_units = units(&client, e);
-    place_kernel::launch(
+    dispatch_place_kernel::launch(
         &client,
         CubeCount::new_single(),
         CubeDim::new_1d(place_units as u32),
@@ -107,7 +107,7 @@ pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 
         sorted,
     );
     if n * k > 0 {
-        assign_kernel::launch(
+        dispatch_assign_kernel::launch(
             &client,
             count,
             dim,
@@ -156,7 +156,7 @@ pub(in crate::kernels) fn assignment(
 }
 
 #[cube(launch)]
-fn histogram_kernel(
+fn dispatch_histogram_kernel(
     experts: &[i32],
     counts: &mut [i32],
     source: &mut [i32],
@@ -202,7 +202,7 @@ fn histogram_kernel(
 
 /// A cube takes `lanes` experts of one group, whose counts are adjacent, and one unit per strip for each of them.
 #[cube(launch)]
-fn scan_kernel(
+fn dispatch_scan_kernel(
     counts: &mut [i32],
     totals: &mut [i32],
     size: Sizes,
@@ -240,7 +240,7 @@ fn scan_kernel(
 
 /// `sorted` stands for [`Layout::Sorted`].
 #[cube(launch)]
-fn place_kernel(
+fn dispatch_place_kernel(
     totals: &[i32],
     begins: &mut [i32],
     segments: &mut [i32],
@@ -289,7 +289,7 @@ fn place_kernel(
 }
 
 #[cube(launch)]
-fn assign_kernel(
+fn dispatch_assign_kernel(
     experts: &[i32],
     counts: &[i32],
     begins: &[i32],
@@ -351,10 +351,10 @@ fn assign_kernel(
 /// Lists the kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
-    use assign_kernel::AssignKernel;
-    use histogram_kernel::HistogramKernel;
-    use place_kernel::PlaceKernel;
-    use scan_kernel::ScanKernel;
+    use dispatch_assign_kernel::DispatchAssignKernel;
+    use dispatch_histogram_kernel::DispatchHistogramKernel;
+    use dispatch_place_kernel::DispatchPlaceKernel;
+    use dispatch_scan_kernel::DispatchScanKernel;
 
     let sizes = || SizesCompilationArg { n: (), k: (), e: (), groups: (), chunks: (), items: () };
     let mut cases = vec![];
@@ -363,21 +363,21 @@ pub(crate) fn cases() -> Vec<KernelCase> {
         for on in [false, true] {
             cases.push(KernelCase::new(format!("dispatch histogram e={table} choice_major={on}"), move |gpu| {
                 let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
-                HistogramKernel::new(s, d, t, b(), b(), b(), (), sizes(), table, units, on)
+                DispatchHistogramKernel::new(s, d, t, b(), b(), b(), (), sizes(), table, units, on)
             }));
             cases.push(KernelCase::new(format!("dispatch place e={table} sorted={on}"), move |gpu| {
                 let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(table as u32)), gpu.device(), gpu.target());
-                PlaceKernel::new(s, d, t, b(), b(), b(), b(), (), (), (), (), table, table, on)
+                DispatchPlaceKernel::new(s, d, t, b(), b(), b(), b(), (), (), (), (), table, table, on)
             }));
             cases.push(KernelCase::new(format!("dispatch assign e={table} choice_major={on}"), move |gpu| {
                 let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
-                AssignKernel::new(s, d, t, b(), b(), b(), b(), b(), b(), (), sizes(), table, units, on)
+                DispatchAssignKernel::new(s, d, t, b(), b(), b(), b(), b(), b(), (), sizes(), table, units, on)
             }));
         }
     }
     cases.push(KernelCase::new("dispatch scan", move |gpu| {
         let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-        ScanKernel::new(s, d, t, b(), b(), sizes(), 32, STRIPS)
+        DispatchScanKernel::new(s, d, t, b(), b(), sizes(), 32, STRIPS)
     }));
     cases
 }

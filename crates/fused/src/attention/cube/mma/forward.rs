@@ -1,12 +1,12 @@
 //! The forward of [`simt`](super::super::simt) on tensor cores: scores, probabilities and sums stay in registers.
 
-use super::super::rows::{Rule, Strides, first_key, head_here, inverse, log_sum};
+use super::super::rows::{Rule, Strides, first_key, inverse, log_sum};
 use super::{Eight, Operand, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros};
 use crate::cube::{plane, rounded};
 use cubecl::prelude::*;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub fn forward<F: Float>(
+pub fn attention_forward<F: Float>(
     q: &[Eight<F>],
     k: &[Eight<F>],
     v: &[Eight<F>],
@@ -31,8 +31,10 @@ pub fn forward<F: Float>(
     let mut k_tile = Shared::<[Eight<F>]>::new_aligned_slice(qk_len, 16usize);
     let mut v_tile = Shared::<[Eight<F>]>::new_aligned_slice(v_len, 16usize);
 
+    let head = CUBE_POS_Y as usize;
+    let kv_head = head / rule.group;
     let query = rule.first_query_here(TILE);
-    stage(q, q_strides.here(), q_strides.row, query, rule.t, &mut q_tile, comptime!(shape.whole()));
+    stage(q, &q_strides, head, query, rule.t, &mut q_tile, comptime!(shape.whole()));
     if comptime!(widths.rope > 0) {
         sync_cube();
         turn(&mut q_tile, cos, sin, query, rule.t, comptime!(shape.rope()));
@@ -49,14 +51,14 @@ pub fn forward<F: Float>(
         total[half] = 0.0f32;
     }
 
-    let start = rule.start();
+    let start = rule.start(head);
     let keys = rule.keys(query + TILE);
     let mut key = first_key(starts, query, &rule, comptime!(shape.documents)) / TILE * TILE;
     while key < keys {
-        stage(k, k_strides.here(), k_strides.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
-        stage(v, v_strides.here(), v_strides.row, key, rule.s, &mut v_tile, comptime!(shape.values()));
+        stage(k, &k_strides, kv_head, key, rule.s, &mut k_tile, comptime!(shape.nope()));
+        stage(v, &v_strides, kv_head, key, rule.s, &mut v_tile, comptime!(shape.values()));
         if comptime!(widths.rope > 0) {
-            stage(k_rope, k_rope_strides.here(), k_rope_strides.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
+            stage(k_rope, &k_rope_strides, kv_head, key, rule.s, &mut k_tile, comptime!(shape.rope()));
             sync_cube();
             turn(&mut k_tile, cos, sin, key, rule.s, comptime!(shape.rope()));
         }
@@ -118,13 +120,13 @@ pub fn forward<F: Float>(
         sum += plane::exchanged(sum, 2u32);
         if row < rule.t {
             let inverse = inverse(sum);
-            let to = (y_strides.here() + row * y_strides.row + lane_column) / 2;
+            let to = (y_strides.of(head) + row * y_strides.row + lane_column) / 2;
             #[unroll]
             for n in 0..comptime!(widths.v / 8) {
                 y[to + comptime!(4 * n)] = rounded(sums[comptime!(2 * n + half)] * Vector::new(inverse));
             }
             if lane_column == 0 {
-                l[head_here() * rule.t + row] = log_sum(largest[half], sum, &rule);
+                l[rule.statistics_of(head) + row] = log_sum(largest[half], sum, &rule);
             }
         }
     }

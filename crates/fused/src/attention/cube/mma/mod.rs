@@ -14,9 +14,8 @@
 //!
 //! The instruction is `mma.m16n8k16`; PTX defines its layouts (PTX ISA, "Matrix Fragments for mma.m16n8k16"). The 4
 //! lanes of a quad hold a row of scores, and find its maximum and sum with two shuffles. Two adjacent sums form the
-//! left operand of the next product, so scores become probabilities in registers and no other unit sees them. The
-//! kernel of keys computes the scores transposed, one row per key, so that they too are left operands: of `p^T dy` and
-//! `ds^T q`.
+//! left operand of the next product, so scores become probabilities in registers and no other unit sees them. `dkv`
+//! computes the scores transposed, one row per key, so that they too are left operands: of `p^T dy` and `ds^T q`.
 //!
 //! Rows in shared memory are 8 elements longer than a multiple of 16, which puts the 8 rows that `ldmatrix` reads at
 //! once 4 banks apart. Columns up to that multiple are 0. A rotated part is rotated and rounded in shared memory.
@@ -25,16 +24,16 @@
 //!
 //! Registers per lane: `d / 2` for the sums of `dk`, the same for `dq`, `dv / 2` each for `dv` and `y`. Scores take
 //! half as many registers as they have columns: 64 columns at a time in the forward, [`CHUNK`] each of scores and of
-//! their gradients in the backward. With `d` = 192 and `dv` = 128, the kernel of keys takes 96 + 64 + 2 x 8 of 255
+//! their gradients in the backward. With `d` = 192 and `dv` = 128, `dkv` takes 96 + 64 + 2 x 8 of 255
 //! registers. Shared memory holds 4 tiles: for these widths 2 x 64 x (200 + 136) x 2 = 86 KB.
 //!
 //! These kernels are compiled and assembled for A100 and H100. They have not been run on either.
 
+pub(super) mod dkv;
+pub(super) mod dq;
 pub(super) mod forward;
-pub(super) mod keys;
-pub(super) mod queries;
 
-use super::rows::Widths;
+use super::rows::{Strides, Widths};
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
@@ -71,12 +70,12 @@ impl Shape {
         self.padded().map(|width| TILE * pitch(width))
     }
 
-    /// Registers for sums in the kernel of keys, which needs the most.
+    /// Registers for sums in `attention_dkv`, which needs the most.
     pub fn sums(self) -> usize {
         self.padded().iter().sum::<usize>() / 2
     }
 
-    /// Bytes of shared memory that this kernel takes.
+    /// Bytes of shared memory that it takes.
     pub fn shared_memory(self) -> usize {
         2 * self.tiles().iter().sum::<usize>() * 2 * VECTOR + 2 * TILE * 4
     }
@@ -124,24 +123,25 @@ type Operand<F> = Array<Two<F>>;
 /// A lane's part of adjacent 16 x 8 sums, two vectors for each.
 type Sums = Array<Two<f32>>;
 
-/// Copies rows from `row` on into shared memory, and zeros from row `end` on. Row `i` starts at `first + i * stride`.
+/// Copies rows of a head from `row` on into shared memory, and zeros from row `end` on.
 #[cube]
 fn stage<F: Float>(
     from: &[Eight<F>],
-    first: usize,
-    stride: usize,
+    strides: &Strides,
+    head: usize,
     row: usize,
     end: usize,
     to: &mut [Eight<F>],
     #[comptime] part: Part,
 ) {
+    let first = strides.of(head);
     let vectors = comptime!(part.padded / VECTOR);
     let mut i = UNIT_POS as usize;
     while i < comptime!(TILE * vectors) {
         let (r, column) = (i / vectors, i % vectors);
         let mut values = Vector::new(F::from_int(0));
         if row + r < end && column < comptime!(part.width / VECTOR) {
-            values = from[(first + (row + r) * stride) / VECTOR + column];
+            values = from[(first + (row + r) * strides.row) / VECTOR + column];
         }
         to[r * comptime!(part.pitch) + comptime!(part.column / VECTOR) + column] = values;
         i += UNITS;

@@ -10,7 +10,7 @@
 //! (FlashAttention-2, arXiv 2307.08691, algorithm 1.) Dropout multiplies `p` by its factor in `p v`, but not in the
 //! sum.
 
-use super::super::rows::{Rule, Strides, first_key, head_here, inverse, log_sum};
+use super::super::rows::{Rule, Strides, first_key, inverse, log_sum};
 use super::{Corner, PARTS, Shape, Sum, clear, multiply, pitch, put, stage, turn};
 use cubecl::prelude::*;
 
@@ -27,7 +27,7 @@ struct Statistics {
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub fn forward<F: Float, N: Size>(
+pub fn attention_forward<F: Float, N: Size>(
     q: &[Vector<F, N>],
     k: &[Vector<F, N>],
     v: &[Vector<F, N>],
@@ -61,8 +61,10 @@ pub fn forward<F: Float, N: Size>(
         parts_total: Shared::<[f32]>::new_slice(comptime!(tile * PARTS)),
     };
 
+    let head = CUBE_POS_Y as usize;
+    let kv_head = head / rule.group;
     let query = rule.first_query_here(tile);
-    stage(q, q_strides.here(), q_strides.row, query, rule.t, &mut q_tile, comptime!(shape.whole(widths.qk())));
+    stage(q, &q_strides, head, query, rule.t, &mut q_tile, comptime!(shape.whole(widths.qk())));
     clear(&mut y_tile, v_len);
     let mut i = UNIT_POS as usize;
     while i < tile {
@@ -75,14 +77,14 @@ pub fn forward<F: Float, N: Size>(
         turn(&mut q_tile, cos, sin, query, rule.t, comptime!(shape.rope()), false);
     }
 
-    let start = rule.start();
+    let start = rule.start(head);
     let keys = rule.keys(query + tile);
     let mut key = first_key(starts, query, &rule, comptime!(shape.documents)) / tile * tile;
     while key < keys {
-        stage(k, k_strides.here(), k_strides.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
-        stage(v, v_strides.here(), v_strides.row, key, rule.s, &mut v_tile, comptime!(shape.whole(widths.v)));
+        stage(k, &k_strides, kv_head, key, rule.s, &mut k_tile, comptime!(shape.nope()));
+        stage(v, &v_strides, kv_head, key, rule.s, &mut v_tile, comptime!(shape.whole(widths.v)));
         if comptime!(widths.rope > 0) {
-            stage(k_rope, k_rope_strides.here(), k_rope_strides.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
+            stage(k_rope, &k_rope_strides, kv_head, key, rule.s, &mut k_tile, comptime!(shape.rope()));
             sync_cube();
             turn(&mut k_tile, cos, sin, key, rule.s, comptime!(shape.rope()), false);
         }
@@ -104,7 +106,7 @@ pub fn forward<F: Float, N: Size>(
     let mut i = UNIT_POS as usize;
     while i < tile {
         if query + i < rule.t {
-            l[head_here() * rule.t + query + i] = log_sum(statistics.largest[i], statistics.total[i], &rule);
+            l[rule.statistics_of(head) + query + i] = log_sum(statistics.largest[i], statistics.total[i], &rule);
         }
         statistics.factor[i] = inverse(statistics.total[i]);
         i += CUBE_DIM as usize;
@@ -117,7 +119,7 @@ pub fn forward<F: Float, N: Size>(
         i += CUBE_DIM as usize;
     }
     sync_cube();
-    put(&y_tile, y, y_strides.here(), y_strides.row, query, rule.t, comptime!(shape.whole(widths.v)));
+    put(&y_tile, y, &y_strides, head, query, rule.t, comptime!(shape.whole(widths.v)));
 }
 
 /// Turns scores into `p`, 0 where dropped. [`PARTS`] units share a row; each takes every fourth column.

@@ -20,11 +20,11 @@
 //! scores, 82 KiB. The gradients of keys and values take two more tiles and one more of scores, 132 KiB. Devices with
 //! less shared memory use tiles of 32, 16, 8 or 4.
 
+pub(super) mod dkv;
+pub(super) mod dq;
 pub(super) mod forward;
-pub(super) mod keys;
-pub(super) mod queries;
 
-use super::rows::{Rule, Widths, first_key, probability};
+use super::rows::{Rule, Strides, Widths, first_key, probability};
 use crate::cube::launch::UNITS;
 use crate::cube::rounded;
 use cubecl::prelude::*;
@@ -51,7 +51,7 @@ impl Shape {
         self.tile + 4
     }
 
-    /// Bytes of shared memory that the kernel of keys takes, which needs the most.
+    /// Bytes of shared memory that `attention_dkv` takes, which needs the most.
     pub fn shared_memory(self) -> usize {
         let [qk, v] = self.tiles();
         4 * (3 * qk + 3 * v + 2 * self.tile * self.scores() + 2 * self.tile)
@@ -99,24 +99,25 @@ impl Shape {
     }
 }
 
-/// Copies rows from `row` on into shared memory, and zeros from row `end` on. Row `i` starts at `first + i * stride`.
+/// Copies rows of a head from `row` on into shared memory, and zeros from row `end` on.
 #[cube]
 fn stage<F: Float, N: Size>(
     from: &[Vector<F, N>],
-    first: usize,
-    stride: usize,
+    strides: &Strides,
+    head: usize,
     row: usize,
     end: usize,
     to: &mut [f32],
     #[comptime] part: Part,
 ) {
+    let first = strides.of(head);
     let vector = N::value();
     let mut i = UNIT_POS as usize;
     while i < comptime!(part.rows * part.width / vector) {
         let (r, column) = (i / comptime!(part.width / vector), i % comptime!(part.width / vector) * vector);
         let mut values = Vector::<f32, N>::new(0.0f32);
         if row + r < end {
-            values = Vector::cast_from(from[(first + (row + r) * stride + column) / vector]);
+            values = Vector::cast_from(from[(first + (row + r) * strides.row + column) / vector]);
         }
         #[unroll]
         for j in 0..vector {
@@ -126,17 +127,18 @@ fn stage<F: Float, N: Size>(
     }
 }
 
-/// Copies rows before `end` out of shared memory, rounded.
+/// Copies rows of a head before `end` out of shared memory, rounded.
 #[cube]
 fn put<F: Float, N: Size>(
     from: &[f32],
     to: &mut [Vector<F, N>],
-    first: usize,
-    stride: usize,
+    strides: &Strides,
+    head: usize,
     row: usize,
     end: usize,
     #[comptime] part: Part,
 ) {
+    let first = strides.of(head);
     let vector = N::value();
     let mut i = UNIT_POS as usize;
     while i < comptime!(part.rows * part.width / vector) {
@@ -147,7 +149,7 @@ fn put<F: Float, N: Size>(
             for j in 0..vector {
                 values.insert(j, from[r * part.pitch + part.column + column + j]);
             }
-            to[(first + (row + r) * stride + column) / vector] = rounded(values);
+            to[(first + (row + r) * strides.row + column) / vector] = rounded(values);
         }
         i += CUBE_DIM as usize;
     }
@@ -291,7 +293,7 @@ struct Corner {
 }
 
 /// Turns scores into probabilities, and the gradients of probabilities into those of scores; see
-/// [`cpu`](super::super::host).
+/// [`head`](super::super::head).
 #[cube]
 fn probabilities(
     scores: &mut [f32],
@@ -309,7 +311,7 @@ fn probabilities(
         let (r, part) = (i / PARTS, i % PARTS);
         let first = first_key(starts, corner.query + r, rule, comptime!(shape.documents));
         let (first, behind) = rule.seen(corner.query + r, first, corner.key + part);
-        let (l, mean) = (statistics[r], statistics[tile + r]);
+        let (l, delta) = (statistics[r], statistics[tile + r]);
         for step in 0..comptime!(tile / PARTS) {
             let c = step * PARTS + part;
             let at = r * comptime!(shape.scores()) + c;
@@ -320,7 +322,7 @@ fn probabilities(
                 corner.query + r,
                 corner.key + c,
                 l,
-                mean,
+                delta,
                 rule,
                 start,
                 comptime!(shape.dropout),

@@ -50,7 +50,7 @@ use cubek::matmul::multi_level::routines::batch::double_buffering::CyclicDoubleB
 use cubek::matmul::multi_level::routines::batch::simple_unit::SimpleUnitAlgorithm;
 use cubek::matmul::multi_level::tile::{ColMajorTilingOrder, RowMajorTilingOrder};
 use fused::cube::launch::{Elements, address_type};
-use kernel::product;
+use kernel::grouped_gemm_product;
 use layouts::{Lhs, LhsLaunch, Offset, OffsetLaunch, Out, OutLaunch};
 
 /// The multiplication that [`CyclicDoubleBufferingAlgorithm`] plans.
@@ -134,7 +134,7 @@ where
     // SAFETY: cubek checks bounds if its blueprint says that sizes do not divide, and the layouts have the bounds of
     // rows.
     unsafe {
-        product::launch_unchecked::<G>(
+        grouped_gemm_product::launch_unchecked::<G>(
             client,
             plan.cube_count_plan.resolve(),
             plan.cube_dim,

@@ -12,7 +12,7 @@ pub(crate) fn cases() -> Vec<KernelCase> {
     let mut cases = vec![KernelCase::new("grouped_gemm tiles", move |gpu| {
         let settings = gpu.unchecked(CubeDim::new_1d(256));
         let (b, gpu, target) = (buffer, gpu.device(), gpu.target());
-        tiles::prepare::Prepare::new(settings, gpu, target, b(), b(), b(), (), 4, TILE, brain)
+        tiles::grouped_gemm_prepare::GroupedGemmPrepare::new(settings, gpu, target, b(), b(), b(), (), 4, TILE, brain)
     })];
     for (name, element, vector) in [("f32", single, 4), ("bf16", brain, 4), ("bf16 odd widths", brain, 1)] {
         for transposed in [false, true] {
@@ -20,7 +20,7 @@ pub(crate) fn cases() -> Vec<KernelCase> {
             cases.push(KernelCase::new(name, move |gpu| {
                 let settings = gpu.unchecked(units.cube_dim());
                 let (b, gpu, target) = (buffer, gpu.device(), gpu.target());
-                simt::product::Product::new(
+                simt::grouped_gemm_product::GroupedGemmProduct::new(
                     settings,
                     gpu,
                     target,
@@ -40,14 +40,38 @@ pub(crate) fn cases() -> Vec<KernelCase> {
         cases.push(KernelCase::new(format!("grouped_gemm_weight simt {name}"), move |gpu| {
             let settings = gpu.unchecked(units.cube_dim());
             let (b, gpu, target) = (buffer, gpu.device(), gpu.target());
-            weight::sum::Sum::new(settings, gpu, target, b(), b(), b(), b(), (), (), vector, units, element)
+            weight::grouped_gemm_weight_sum::GroupedGemmWeightSum::new(
+                settings,
+                gpu,
+                target,
+                b(),
+                b(),
+                b(),
+                b(),
+                (),
+                (),
+                vector,
+                units,
+                element,
+            )
         }));
     }
     for (name, element) in [("bf16", brain), ("f16", half)] {
         let case = KernelCase::new(format!("grouped_gemm_weight cmma {name}"), move |gpu| {
             let settings = gpu.unchecked(CubeDim::new_1d(weight_cmma::UNITS as u32));
             let (b, gpu, target) = (buffer, gpu.device(), gpu.target());
-            weight_cmma::sum::Sum::new(settings, gpu, target, b(), b(), b(), b(), (), (), element)
+            weight_cmma::grouped_gemm_weight_sum::GroupedGemmWeightSum::new(
+                settings,
+                gpu,
+                target,
+                b(),
+                b(),
+                b(),
+                b(),
+                (),
+                (),
+                element,
+            )
         });
         cases.push(case.instructions(&["HMMA"]));
     }
@@ -56,7 +80,18 @@ pub(crate) fn cases() -> Vec<KernelCase> {
         let hopper = KernelCase::new(name, move |gpu| {
             let settings = gpu.unchecked(CubeDim::new_1d(wgmma::UNITS as u32));
             let (b, gpu, target) = (buffer, gpu.device(), gpu.target());
-            wgmma::product::Product::new(settings, gpu, target, (), (), b(), b(), (), (), transposed)
+            wgmma::grouped_gemm_product::GroupedGemmProduct::new(
+                settings,
+                gpu,
+                target,
+                (),
+                (),
+                b(),
+                b(),
+                (),
+                (),
+                transposed,
+            )
         });
         cases.push(hopper.targets(Target::HOPPER).instructions(&["HGMMA", "UTMALDG"]));
     }

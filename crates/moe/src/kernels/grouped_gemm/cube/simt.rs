@@ -202,7 +202,7 @@ pub(super) fn write_sums<F: Float, N: Size>(
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn product<F: Float, N: Size>(
+pub(super) fn grouped_gemm_product<F: Float, N: Size>(
     x: &[Vector<F, N>],
     weight: &[Vector<F, N>],
     tiles: &[i32],
@@ -265,7 +265,7 @@ pub(super) fn launch(x: &CubeTensor, weight: &CubeTensor, segments: &CubeTensor,
     // SAFETY: a tile's end is at most the number of rows (`tiles`), and the loops check rows and columns against
     // theirs.
     unsafe {
-        product::launch_unchecked(
+        grouped_gemm_product::launch_unchecked(
             &y.client,
             count,
             units.cube_dim(),

@@ -14,8 +14,8 @@
 //! segments, there are `r / rows + e` tiles for any segments, and nothing has to be read back to the host. Segments
 //! need no padding; whole tiles merely leave none half empty.
 //!
-//! [`prepare`] searches once and writes three numbers per tile. A search at the start of every cube would cost log2(e)
-//! dependent loads, about a microsecond.
+//! [`grouped_gemm_prepare`] searches once and writes three numbers per tile. A search at the start of every cube would
+//! cost log2(e) dependent loads, about a microsecond.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -28,7 +28,7 @@ pub(super) const ENTRY: usize = 3;
 
 /// Writes the table, and sets the rows of `y` after the last segment to 0.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn prepare<F: Float, N: Size>(
+pub(super) fn grouped_gemm_prepare<F: Float, N: Size>(
     segments: &[i32],
     tiles: &mut [i32],
     y: &mut [Vector<F, N>],
@@ -104,7 +104,7 @@ pub(super) fn launch(segments: &CubeTensor, y: &CubeTensor, rows: usize) -> Cube
     // SAFETY: units stop at the lengths of the table and of `y`; `segments` has one border more than there are experts,
     // and the search stays within it.
     unsafe {
-        prepare::launch_unchecked(
+        grouped_gemm_prepare::launch_unchecked(
             &y.client,
             count,
             dim,

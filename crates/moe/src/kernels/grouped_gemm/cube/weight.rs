@@ -25,7 +25,7 @@ use cubecl::prelude::*;
 use fused::cube::launch::{Elements, UNITS, address_type, units};
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn sum<F: Float, N: Size>(
+pub(super) fn grouped_gemm_weight_sum<F: Float, N: Size>(
     x: &[Vector<F, N>],
     d_y: &[Vector<F, N>],
     segments: &[i32],
@@ -65,7 +65,7 @@ pub(super) fn launch(x: &CubeTensor, d_y: &CubeTensor, segments: &CubeTensor, d_
     // SAFETY: both borders of a segment are clamped to the number of rows; rows and columns of `dW` are checked against
     // its size.
     unsafe {
-        sum::launch_unchecked(
+        grouped_gemm_weight_sum::launch_unchecked(
             &x.client,
             CubeCount::Static(tiles(p, units.tile_rows()), tiles(q, units.tile_columns()), e as u32),
             units.cube_dim(),

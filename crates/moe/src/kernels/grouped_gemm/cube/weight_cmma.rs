@@ -100,7 +100,7 @@ impl Step {
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn sum<F: Float>(
+pub(super) fn grouped_gemm_weight_sum<F: Float>(
     x: &[Vector<F, Const<VECTOR>>],
     d_y: &[Vector<F, Const<VECTOR>>],
     segments: &[i32],
@@ -235,7 +235,7 @@ pub(super) fn launch(x: &CubeTensor, d_y: &CubeTensor, segments: &CubeTensor, d_
     // SAFETY: both borders of a segment are clamped to the number of rows; rows and columns of `dW` are checked against
     // its size.
     unsafe {
-        sum::launch_unchecked(
+        grouped_gemm_weight_sum::launch_unchecked(
             &x.client,
             CubeCount::Static(p.div_ceil(TILE) as u32, q.div_ceil(TILE) as u32, e as u32),
             CubeDim::new_1d(UNITS as u32),

@@ -25,13 +25,13 @@ pub(crate) fn scores(logits: CubeTensor, func: ScoreFunc) -> CubeTensor {
         let (count, dim) = over_items(&logits.client, n);
         let client = logits.client.clone();
         let (input, output) = (logits.elements(), scores.clone().elements());
-        scores_kernel::launch(&client, count, dim, input, output, n, e, func == ScoreFunc::Softmax);
+        route_scores_kernel::launch(&client, count, dim, input, output, n, e, func == ScoreFunc::Softmax);
     }
     scores
 }
 
 #[cube(launch)]
-fn scores_kernel(logits: &[f32], scores: &mut [f32], n: usize, e: usize, #[comptime] softmax: bool) {
+fn route_scores_kernel(logits: &[f32], scores: &mut [f32], n: usize, e: usize, #[comptime] softmax: bool) {
     let mut token = ABSOLUTE_POS;
     while token < n {
         let row = token * e;
@@ -64,7 +64,7 @@ pub(crate) fn scores_backward(scores: CubeTensor, d_scores: CubeTensor, func: Sc
     let d_logits = empty(&scores, [n, e], DType::F32);
     if n > 0 {
         let (count, dim) = over_items(&scores.client, n);
-        scores_backward_kernel::launch(
+        route_scores_backward_kernel::launch(
             &scores.client.clone(),
             count,
             dim,
@@ -80,7 +80,7 @@ pub(crate) fn scores_backward(scores: CubeTensor, d_scores: CubeTensor, func: Sc
 }
 
 #[cube(launch)]
-fn scores_backward_kernel(
+fn route_scores_backward_kernel(
     scores: &[f32],
     d_scores: &[f32],
     d_logits: &mut [f32],
@@ -114,7 +114,7 @@ pub(crate) fn gates(scores: CubeTensor, experts: CubeTensor, rule: GateRule) -> 
     let gates = empty(&scores, [k, n], DType::F32);
     if n > 0 {
         let (count, dim) = over_items(&scores.client, n);
-        gates_kernel::launch(
+        route_gates_kernel::launch(
             &scores.client.clone(),
             count,
             dim,
@@ -132,7 +132,7 @@ pub(crate) fn gates(scores: CubeTensor, experts: CubeTensor, rule: GateRule) -> 
 }
 
 #[cube(launch)]
-fn gates_kernel(
+fn route_gates_kernel(
     scores: &[f32],
     experts: &[i32],
     gates: &mut [f32],
@@ -194,7 +194,7 @@ pub(crate) fn gates_backward(
     let d_scores = empty(&scores, [n, e], DType::F32);
     if n > 0 {
         let (count, dim) = over_items(&scores.client, n);
-        gates_backward_kernel::launch(
+        route_gates_backward_kernel::launch(
             &scores.client.clone(),
             count,
             dim,
@@ -214,7 +214,7 @@ pub(crate) fn gates_backward(
 
 /// Each unit owns its token's row: it sets the row to 0 and adds the gradients of the k chosen scores.
 #[cube(launch)]
-fn gates_backward_kernel(
+fn route_gates_backward_kernel(
     scores: &[f32],
     experts: &[i32],
     d_gates: &[f32],
@@ -259,7 +259,7 @@ pub(crate) fn count(experts: CubeTensor, groups: usize, e: usize) -> CubeTensor 
     let counts = empty(&experts, [groups, e], DType::I32);
     let units = units(&experts.client, n / groups * k);
     let (cubes, dim) = over_rows(&experts.client, groups, units);
-    count_kernel::launch(
+    route_count_kernel::launch(
         &experts.client.clone(),
         cubes,
         dim,
@@ -277,7 +277,7 @@ pub(crate) fn count(experts: CubeTensor, groups: usize, e: usize) -> CubeTensor 
 
 /// The order of atomics does not change a sum of integers.
 #[cube(launch)]
-fn count_kernel(
+fn route_count_kernel(
     experts: &[i32],
     counts: &mut [i32],
     n: usize,
@@ -321,35 +321,35 @@ fn count_kernel(
 /// Lists the kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
-    use count_kernel::CountKernel;
-    use gates_backward_kernel::GatesBackwardKernel;
-    use gates_kernel::GatesKernel;
-    use scores_backward_kernel::ScoresBackwardKernel;
-    use scores_kernel::ScoresKernel;
+    use route_count_kernel::RouteCountKernel;
+    use route_gates_backward_kernel::RouteGatesBackwardKernel;
+    use route_gates_kernel::RouteGatesKernel;
+    use route_scores_backward_kernel::RouteScoresBackwardKernel;
+    use route_scores_kernel::RouteScoresKernel;
 
     let dim = || CubeDim::new_1d(256);
     let mut cases = select::cases();
     for on in [false, true] {
-        cases.push(KernelCase::new(format!("scores softmax={on}"), move |gpu| {
+        cases.push(KernelCase::new(format!("route scores softmax={on}"), move |gpu| {
             let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
-            ScoresKernel::new(s, d, t, b(), b(), (), (), on)
+            RouteScoresKernel::new(s, d, t, b(), b(), (), (), on)
         }));
-        cases.push(KernelCase::new(format!("scores_backward softmax={on}"), move |gpu| {
+        cases.push(KernelCase::new(format!("route scores_backward softmax={on}"), move |gpu| {
             let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
-            ScoresBackwardKernel::new(s, d, t, b(), b(), b(), (), (), on)
+            RouteScoresBackwardKernel::new(s, d, t, b(), b(), b(), (), (), on)
         }));
-        cases.push(KernelCase::new(format!("gates normalise={on}"), move |gpu| {
+        cases.push(KernelCase::new(format!("route gates normalise={on}"), move |gpu| {
             let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
-            GatesKernel::new(s, d, t, b(), b(), b(), (), (), (), (), on)
+            RouteGatesKernel::new(s, d, t, b(), b(), b(), (), (), (), (), on)
         }));
-        cases.push(KernelCase::new(format!("gates_backward normalise={on}"), move |gpu| {
+        cases.push(KernelCase::new(format!("route gates_backward normalise={on}"), move |gpu| {
             let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
-            GatesBackwardKernel::new(s, d, t, b(), b(), b(), b(), (), (), (), (), on)
+            RouteGatesBackwardKernel::new(s, d, t, b(), b(), b(), b(), (), (), (), (), on)
         }));
     }
-    cases.push(KernelCase::new("count e=256", move |gpu| {
+    cases.push(KernelCase::new("route count e=256", move |gpu| {
         let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
-        CountKernel::new(s, d, t, b(), b(), (), (), (), (), 256, 256)
+        RouteCountKernel::new(s, d, t, b(), b(), (), (), (), (), 256, 256)
     }));
     cases
 }

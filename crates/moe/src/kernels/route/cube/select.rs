@@ -29,7 +29,7 @@ pub(crate) fn select_experts(scores: CubeTensor, bias: CubeTensor, rule: SelectR
         let lanes = plane_units(&scores.client);
         let (count, dim) = over_items(&scores.client, n * lanes);
         let noise = rule.noise.unwrap_or(Noise { amplitude: 0.0, key: 0, first_row: 0, seq_len: 1 });
-        select_kernel::launch(
+        route_select_kernel::launch(
             &scores.client.clone(),
             count,
             dim,
@@ -65,7 +65,7 @@ struct Seed {
 /// `best_groups` is the number of groups to choose from, or 0 if experts are not divided into groups. A lane has
 /// `share` experts. `lowest` is minus infinity.
 #[cube(launch)]
-fn select_kernel(
+fn route_select_kernel(
     scores: &[f32],
     bias: &[f32],
     experts: &mut [i32],
@@ -271,15 +271,15 @@ fn mix(number: u32) -> u32 {
 
 #[cfg(feature = "offline")]
 pub(super) fn cases() -> Vec<KernelCase> {
-    use select_kernel::SelectKernel;
+    use route_select_kernel::RouteSelectKernel;
 
     let case = |e: usize, candidates, best_groups, noisy| {
-        let name = format!("select e={e} candidates={candidates} best_groups={best_groups} noisy={noisy}");
+        let name = format!("route select e={e} candidates={candidates} best_groups={best_groups} noisy={noisy}");
         KernelCase::new(name, move |gpu| {
             let (b, seed) = (buffer, SeedCompilationArg { amplitude: (), key: (), first_row: (), seq_len: () });
             let (s, d, t) = (gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
             let share = e.div_ceil(32);
-            SelectKernel::new(
+            RouteSelectKernel::new(
                 s,
                 d,
                 t,

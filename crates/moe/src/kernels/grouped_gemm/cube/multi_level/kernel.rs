@@ -19,7 +19,7 @@ type Multiply<G, T> = <Batches<G> as BatchMatmulFamily<()>>::Matmul<T>;
 /// of them.
 #[allow(clippy::collapsible_if, clippy::type_complexity)]
 #[cube(launch_unchecked, create_dummy_kernel, address_type = "dynamic")]
-pub(super) fn product<F: Numeric, L: Size, R: Size, O: Size, G: GlobalMatmulFamily<()>>(
+pub(super) fn grouped_gemm_product<F: Numeric, L: Size, R: Size, O: Size, G: GlobalMatmulFamily<()>>(
     inputs: &TensorInputs<Vector<F, L>, Vector<F, R>, Vector<F, O>>,
     output: &mut TensorOutput<Vector<F, O>>,
     tiles: &[i32],

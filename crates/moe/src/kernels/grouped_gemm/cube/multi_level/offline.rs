@@ -1,7 +1,7 @@
 //! cubek's multiplication as it plans it on a GPU, to compile without one.
 
 use super::super::TILE;
-use super::{OnPlanes, Shape, arguments, cube_mapping_launch, product};
+use super::{OnPlanes, Shape, arguments, cube_mapping_launch, grouped_gemm_product};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use cubecl_common::device::{DeviceId, ServiceId};
@@ -68,7 +68,7 @@ fn compile(
     let table = || unsafe { BufferArg::from_raw_parts_binding(buffer(), 1 << 10) };
     let vectors = MatmulVectorSizes { lhs: vector, rhs: vector, out: vector };
     let (inputs, output) = arguments(shape, [(); 3].map(|()| buffer()), table, &blueprint, &vectors);
-    product::create_dummy_kernel::<OnPlanes>(
+    grouped_gemm_product::create_dummy_kernel::<OnPlanes>(
         device,
         target,
         plan.resolve(),

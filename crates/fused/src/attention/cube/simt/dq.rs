@@ -1,7 +1,7 @@
 //! The gradient of queries: a cube takes a tile of them and loops over the keys that they see.
 //!
 //! ```text
-//!  for each tile of keys:   p = exp(scale q k^T - l),  ds = scale p (dy v^T - mean)       dq += ds k
+//!  for each tile of keys:   p = exp(scale q k^T - l),  ds = scale p (dy v^T - delta)      dq += ds k
 //! ```
 
 use super::super::rows::{Rule, Strides, first_key, stage_statistics};
@@ -9,7 +9,7 @@ use super::{Corner, Shape, Sum, clear, multiply, probabilities, put, stage, turn
 use cubecl::prelude::*;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub fn queries<F: Float, N: Size>(
+pub fn attention_dq<F: Float, N: Size>(
     q: &[Vector<F, N>],
     k: &[Vector<F, N>],
     v: &[Vector<F, N>],
@@ -19,7 +19,7 @@ pub fn queries<F: Float, N: Size>(
     starts: &[i32],
     d_y: &[Vector<F, N>],
     l: &[f32],
-    mean: &[f32],
+    delta: &[f32],
     d_q: &mut [Vector<F, N>],
     q_strides: Strides,
     k_strides: Strides,
@@ -42,24 +42,26 @@ pub fn queries<F: Float, N: Size>(
     let mut d_s = Shared::<[f32]>::new_slice(comptime!(tile * shape.scores()));
     let mut statistics = Shared::<[f32]>::new_slice(comptime!(2 * tile));
 
+    let head = CUBE_POS_Y as usize;
+    let kv_head = head / rule.group;
     let query = rule.first_query_here(tile);
-    stage(q, q_strides.here(), q_strides.row, query, rule.t, &mut q_tile, comptime!(shape.whole(widths.qk())));
-    stage(d_y, y_strides.here(), y_strides.row, query, rule.t, &mut d_y_tile, comptime!(shape.whole(widths.v)));
-    stage_statistics(l, mean, &mut statistics, query, &rule, tile);
+    stage(q, &q_strides, head, query, rule.t, &mut q_tile, comptime!(shape.whole(widths.qk())));
+    stage(d_y, &y_strides, head, query, rule.t, &mut d_y_tile, comptime!(shape.whole(widths.v)));
+    stage_statistics(l, delta, &mut statistics, head, query, &rule, tile);
     clear(&mut d_q_tile, qk_len);
     if comptime!(widths.rope > 0) {
         sync_cube();
         turn(&mut q_tile, cos, sin, query, rule.t, comptime!(shape.rope()), false);
     }
 
-    let start = rule.start();
+    let start = rule.start(head);
     let keys = rule.keys(query + tile);
     let mut key = first_key(starts, query, &rule, comptime!(shape.documents)) / tile * tile;
     while key < keys {
-        stage(k, k_strides.here(), k_strides.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
-        stage(v, v_strides.here(), v_strides.row, key, rule.s, &mut v_tile, comptime!(shape.whole(widths.v)));
+        stage(k, &k_strides, kv_head, key, rule.s, &mut k_tile, comptime!(shape.nope()));
+        stage(v, &v_strides, kv_head, key, rule.s, &mut v_tile, comptime!(shape.whole(widths.v)));
         if comptime!(widths.rope > 0) {
-            stage(k_rope, k_rope_strides.here(), k_rope_strides.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
+            stage(k_rope, &k_rope_strides, kv_head, key, rule.s, &mut k_tile, comptime!(shape.rope()));
             sync_cube();
             turn(&mut k_tile, cos, sin, key, rule.s, comptime!(shape.rope()), false);
         }
@@ -79,5 +81,5 @@ pub fn queries<F: Float, N: Size>(
         turn(&mut d_q_tile, cos, sin, query, rule.t, comptime!(shape.rope()), true);
         sync_cube();
     }
-    put(&d_q_tile, d_q, d_q_strides.here(), d_q_strides.row, query, rule.t, comptime!(shape.whole(widths.qk())));
+    put(&d_q_tile, d_q, &d_q_strides, head, query, rule.t, comptime!(shape.whole(widths.qk())));
 }

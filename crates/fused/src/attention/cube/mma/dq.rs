@@ -1,6 +1,6 @@
 //! The gradient of queries on tensor cores; see [`simt`](super::super::simt).
 
-use super::super::rows::{Rule, Strides, first_key, head_here, probability};
+use super::super::rows::{Rule, Strides, first_key, probability};
 use super::{
     CHUNK, Eight, Operand, SIDE, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros,
 };
@@ -8,7 +8,7 @@ use crate::cube::rounded;
 use cubecl::prelude::*;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub fn queries<F: Float>(
+pub fn attention_dq<F: Float>(
     q: &[Eight<F>],
     k: &[Eight<F>],
     v: &[Eight<F>],
@@ -18,7 +18,7 @@ pub fn queries<F: Float>(
     starts: &[i32],
     d_y: &[Eight<F>],
     l: &[f32],
-    mean: &[f32],
+    delta: &[f32],
     d_q: &mut [Two<F>],
     q_strides: Strides,
     k_strides: Strides,
@@ -37,9 +37,11 @@ pub fn queries<F: Float>(
     let mut v_tile = Shared::<[Eight<F>]>::new_aligned_slice(v_len, 16usize);
     let mut d_y_tile = Shared::<[Eight<F>]>::new_aligned_slice(v_len, 16usize);
 
+    let head = CUBE_POS_Y as usize;
+    let kv_head = head / rule.group;
     let query = rule.first_query_here(TILE);
-    stage(q, q_strides.here(), q_strides.row, query, rule.t, &mut q_tile, comptime!(shape.whole()));
-    stage(d_y, y_strides.here(), y_strides.row, query, rule.t, &mut d_y_tile, comptime!(shape.values()));
+    stage(q, &q_strides, head, query, rule.t, &mut q_tile, comptime!(shape.whole()));
+    stage(d_y, &y_strides, head, query, rule.t, &mut d_y_tile, comptime!(shape.values()));
     if comptime!(widths.rope > 0) {
         sync_cube();
         turn(&mut q_tile, cos, sin, query, rule.t, comptime!(shape.rope()));
@@ -47,27 +49,27 @@ pub fn queries<F: Float>(
 
     let (lane_row, lane_column) = lane_place();
     let row = query + plane_row() + lane_row;
-    let head = head_here();
+    let at = rule.statistics_of(head) + row;
     let mut statistics = Array::<f32>::new(4usize);
     #[unroll]
     for half in 0..2usize {
         statistics[half] = 0.0f32;
         statistics[comptime!(2 + half)] = 0.0f32;
         if row + comptime!(8 * half) < rule.t {
-            statistics[half] = l[head * rule.t + row + comptime!(8 * half)];
-            statistics[comptime!(2 + half)] = mean[head * rule.t + row + comptime!(8 * half)];
+            statistics[half] = l[at + comptime!(8 * half)];
+            statistics[comptime!(2 + half)] = delta[at + comptime!(8 * half)];
         }
     }
     let mut sums = zeros(comptime!(shape.padded()[0]));
 
-    let start = rule.start();
+    let start = rule.start(head);
     let keys = rule.keys(query + TILE);
     let mut key = first_key(starts, query, &rule, comptime!(shape.documents)) / TILE * TILE;
     while key < keys {
-        stage(k, k_strides.here(), k_strides.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
-        stage(v, v_strides.here(), v_strides.row, key, rule.s, &mut v_tile, comptime!(shape.values()));
+        stage(k, &k_strides, kv_head, key, rule.s, &mut k_tile, comptime!(shape.nope()));
+        stage(v, &v_strides, kv_head, key, rule.s, &mut v_tile, comptime!(shape.values()));
         if comptime!(widths.rope > 0) {
-            stage(k_rope, k_rope_strides.here(), k_rope_strides.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
+            stage(k_rope, &k_rope_strides, kv_head, key, rule.s, &mut k_tile, comptime!(shape.rope()));
             sync_cube();
             turn(&mut k_tile, cos, sin, key, rule.s, comptime!(shape.rope()));
         }
@@ -115,7 +117,7 @@ pub fn queries<F: Float>(
     for half in 0..2usize {
         let row = row + comptime!(8 * half);
         if row < rule.t {
-            let to = (d_q_strides.here() + row * d_q_strides.row + lane_column) / 2;
+            let to = (d_q_strides.of(head) + row * d_q_strides.row + lane_column) / 2;
             #[unroll]
             for n in 0..comptime!(widths.qk() / 8) {
                 let mut values = sums[comptime!(2 * n + half)];
