@@ -314,6 +314,10 @@ api! {
     fn cuCtxGetDevice(to: *mut CUdevice) {
         out(to, current_any()?.card as CUdevice)
     }
+    fn cuCtxGetDevice_v2(to: *mut CUdevice, handle: CUcontext) {
+        let context = if handle == 0 { current_any()? } else { contexts().get(handle)? };
+        out(to, context.card as CUdevice)
+    }
     fn cuCtxGetId(handle: CUcontext, to: *mut u64) {
         let context = if handle == 0 { current_any()? } else { contexts().get(handle)? };
         out(to, context.handle as u64)
@@ -331,6 +335,12 @@ api! {
     }
     fn cuCtxSynchronize() {
         let context = current()?;
+        crate::capture::forbid_wait(&context)?;
+        context.synchronize()
+    }
+    fn cuCtxSynchronize_v2(handle: CUcontext) {
+        let context = if handle == 0 { current()? } else { contexts().get(handle)? };
+        context.check()?;
         crate::capture::forbid_wait(&context)?;
         context.synchronize()
     }

@@ -2,6 +2,7 @@
 
 use crate::abi::CUuuid;
 use crate::call::{api, out, out_opt, say, say_once, text, values};
+use crate::device::VERSION;
 use crate::errors::{Answer, Code};
 use crate::settings::settings;
 use std::ffi::{CString, c_char, c_int, c_ulonglong, c_void};
@@ -12,6 +13,8 @@ use std::sync::OnceLock;
 const SINCE: &[(&str, &str, c_int)] = &[
     ("cuCtxCreate", "_v3", 11040),
     ("cuCtxCreate", "_v4", 12050),
+    ("cuCtxGetDevice", "_v2", 13000),
+    ("cuCtxSynchronize", "_v2", 13000),
     ("cuDeviceGetUuid", "_v2", 11040),
     ("cuEventElapsedTime", "_v2", 12080),
     ("cuGetProcAddress", "_v2", 12000),
@@ -21,6 +24,10 @@ const SINCE: &[(&str, &str, c_int)] = &[
     ("cuGraphKernelNodeSetParams", "_v2", 12000),
     ("cuMemAdvise", "_v2", 12020),
     ("cuMemPrefetchAsync", "_v2", 12020),
+    ("cuMemcpy3DBatchAsync", "_v2", 13000),
+    ("cuMemcpyBatchAsync", "_v2", 13000),
+    ("cuMulticastBindAddr", "_v2", 13010),
+    ("cuMulticastBindMem", "_v2", 13010),
     ("cuStreamGetCaptureInfo", "_v2", 11030),
     ("cuStreamGetCaptureInfo", "_v3", 12030),
     ("cuStreamGetCtx", "_v2", 12050),
@@ -54,6 +61,7 @@ fn symbol(name: &str) -> Option<*mut c_void> {
 
 /// The function of a name for a client of `version`: its newest form that the version has.
 fn find(name: &str, version: c_int, of_thread: bool) -> Option<*mut c_void> {
+    let version = if version == 0 { VERSION } else { version };
     let base = name.trim_end_matches("_ptsz").trim_end_matches("_ptds");
     let plain = ["_v2", "_v3", "_v4"].iter().find_map(|suffix| base.strip_suffix(suffix)).unwrap_or(base);
     if plain == "cuGraphInstantiate" && version >= 12000 {
@@ -61,7 +69,7 @@ fn find(name: &str, version: c_int, of_thread: bool) -> Option<*mut c_void> {
     }
     let allowed = |suffix: &&str| {
         let since = SINCE.iter().find(|row| row.0 == plain && row.1 == *suffix);
-        version == 0 || since.is_none_or(|row| version >= row.2)
+        since.is_none_or(|row| version >= row.2)
     };
     let forms: Vec<_> =
         ["_v4", "_v3", "_v2", ""].into_iter().filter(allowed).map(|suffix| format!("{plain}{suffix}")).collect();

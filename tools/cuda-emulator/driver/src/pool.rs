@@ -57,6 +57,11 @@ fn alloc(to: *mut CUdeviceptr, bytes: usize, pool: &Pool, stream: &Stream) -> An
     if stream.is_capturing() {
         return crate::call::unsupported("an allocation in a captured stream");
     }
+    if bytes == 0 {
+        // No error, unlike that of `cuMemAlloc`: cards answer a null address.
+        // SAFETY: checked for null.
+        return unsafe { out(to, 0) };
+    }
     let owner = Owner { context: stream.context.handle, pool: pool.handle };
     let address = cards()[pool.card].alloc(bytes, owner, "cuMemAllocAsync")?;
     stream.submit(&[], Work::Nothing)?;

@@ -59,11 +59,12 @@ refused! {
         cuProfilerInitialize;
     "objects for several cards":
         cuLaunchCooperativeKernelMultiDevice cuMulticastAddDevice cuMulticastBindAddr cuMulticastBindMem
-        cuMulticastCreate cuMulticastGetGranularity cuMulticastUnbind;
+        cuMulticastBindAddr_v2 cuMulticastBindMem_v2 cuMulticastCreate cuMulticastGetGranularity cuMulticastUnbind;
     "green contexts":
-        cuCtxFromGreenCtx cuCtxGetDevResource cuDevResourceGenerateDesc cuDevSmResourceSplitByCount
-        cuDeviceGetDevResource cuGreenCtxCreate cuGreenCtxDestroy cuGreenCtxGetDevResource cuGreenCtxRecordEvent
-        cuGreenCtxStreamCreate cuGreenCtxWaitEvent cuStreamGetGreenCtx;
+        cuCtxFromGreenCtx cuCtxGetDevResource cuDevResourceGenerateDesc cuDevSmResourceSplit
+        cuDevSmResourceSplitByCount cuDeviceGetDevResource cuGreenCtxCreate cuGreenCtxDestroy cuGreenCtxGetDevResource
+        cuGreenCtxGetId cuGreenCtxRecordEvent cuGreenCtxStreamCreate cuGreenCtxWaitEvent cuStreamGetDevResource
+        cuStreamGetGreenCtx;
     "graphs":
         cuDeviceGetGraphMemAttribute cuDeviceGraphMemTrim cuDeviceSetGraphMemAttribute cuGraphAddBatchMemOpNode
         cuGraphAddChildGraphNode cuGraphAddDependencies_v2 cuGraphAddEventRecordNode cuGraphAddEventWaitNode
@@ -74,15 +75,16 @@ refused! {
         cuGraphEventWaitNodeGetEvent cuGraphEventWaitNodeSetEvent cuGraphExecBatchMemOpNodeSetParams
         cuGraphExecChildGraphNodeSetParams cuGraphExecEventRecordNodeSetEvent cuGraphExecEventWaitNodeSetEvent
         cuGraphExecExternalSemaphoresSignalNodeSetParams cuGraphExecExternalSemaphoresWaitNodeSetParams
-        cuGraphExecGetFlags cuGraphExecNodeSetParams cuGraphExecUpdate cuGraphExternalSemaphoresSignalNodeGetParams
+        cuGraphExecGetFlags cuGraphExecGetId cuGraphExecNodeSetParams cuGraphExecUpdate cuGraphExternalSemaphoresSignalNodeGetParams
         cuGraphExternalSemaphoresSignalNodeSetParams cuGraphExternalSemaphoresWaitNodeGetParams
-        cuGraphExternalSemaphoresWaitNodeSetParams cuGraphGetEdges_v2 cuGraphHostNodeGetParams
+        cuGraphExternalSemaphoresWaitNodeSetParams cuGraphGetEdges_v2 cuGraphGetId cuGraphHostNodeGetParams
         cuGraphHostNodeSetParams cuGraphInstantiateWithParams cuGraphKernelNodeCopyAttributes
         cuGraphKernelNodeGetAttribute cuGraphKernelNodeGetParams cuGraphKernelNodeGetParams_v2
         cuGraphKernelNodeSetAttribute cuGraphMemAllocNodeGetParams cuGraphMemFreeNodeGetParams
         cuGraphMemcpyNodeGetParams cuGraphMemcpyNodeSetParams cuGraphMemsetNodeGetParams cuGraphMemsetNodeSetParams
         cuGraphNodeFindInClone cuGraphNodeGetDependencies_v2
-        cuGraphNodeGetDependentNodes_v2 cuGraphNodeGetEnabled cuGraphNodeSetEnabled cuGraphNodeSetParams
+        cuGraphNodeGetContainingGraph cuGraphNodeGetDependentNodes_v2 cuGraphNodeGetEnabled cuGraphNodeGetLocalId
+        cuGraphNodeGetToolsId cuGraphNodeSetEnabled cuGraphNodeSetParams
         cuGraphReleaseUserObject cuGraphRemoveDependencies cuGraphRemoveDependencies_v2 cuGraphRetainUserObject
         cuStreamBeginCaptureToGraph cuStreamUpdateCaptureDependencies cuStreamUpdateCaptureDependencies_v2
         cuUserObjectRelease cuUserObjectRetain;
@@ -100,8 +102,10 @@ refused! {
         cuMemcpyDtoD cuMemcpyDtoDAsync cuMemcpyDtoH cuMemcpyDtoHAsync cuMemcpyHtoD cuMemcpyHtoDAsync cuMemsetD16
         cuMemsetD2D16 cuMemsetD2D32 cuMemsetD2D8 cuMemsetD32 cuMemsetD8 cuModuleGetGlobal;
     "other functions that no client has needed":
-        cuCtxGetExecAffinity cuDeviceRegisterAsyncNotification cuDeviceUnregisterAsyncNotification
+        cuCtxGetExecAffinity cuDeviceGetHostAtomicCapabilities cuDeviceGetP2PAtomicCapabilities
+        cuDeviceRegisterAsyncNotification cuDeviceUnregisterAsyncNotification
         cuLibraryEnumerateKernels cuLibraryGetManaged cuLibraryGetUnifiedFunction cuMemBatchDecompressAsync
-        cuMemRangeGetAttribute cuMemRangeGetAttributes cuMemcpy3DBatchAsync cuMemcpyBatchAsync cuStreamBatchMemOp
-        cuStreamBatchMemOp_v2;
+        cuMemDiscardAndPrefetchBatchAsync cuMemDiscardBatchAsync cuMemGetDefaultMemPool cuMemGetMemPool
+        cuMemPrefetchBatchAsync cuMemRangeGetAttribute cuMemRangeGetAttributes cuMemSetMemPool cuMemcpy3DBatchAsync
+        cuMemcpy3DBatchAsync_v2 cuMemcpyBatchAsync cuMemcpyBatchAsync_v2 cuStreamBatchMemOp cuStreamBatchMemOp_v2;
 }

@@ -32,6 +32,9 @@ fn functions_are_found_by_name_and_version() {
             ("cuMemcpyHtoD", 12000, 2, "cuMemcpyHtoD_v2_ptds"),
             ("cuEventDestroy", 12000, 0, "cuEventDestroy_v2"),
             ("cuTexObjectCreate", 12000, 0, "cuTexObjectCreate"),
+            ("cuCtxGetDevice", 12090, 0, "cuCtxGetDevice"),
+            ("cuCtxGetDevice", 13000, 0, "cuCtxGetDevice_v2"),
+            ("cuCtxGetDevice", 0, 0, "cuCtxGetDevice"),
         ] {
             assert_eq!(find(name, version, flags), (0, symbol(expected)), "{name} {version}");
         }

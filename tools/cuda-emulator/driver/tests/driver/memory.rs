@@ -2,7 +2,7 @@
 
 use crate::{Client, code, kernels::ADD, launch, ok};
 use emulated_cuda::abi::CUDA_MEMCPY2D;
-use emulated_cuda::context::{cuCtxEnablePeerAccess, cuCtxSetCurrent};
+use emulated_cuda::context::{cuCtxEnablePeerAccess, cuCtxGetDevice_v2, cuCtxSetCurrent, cuCtxSynchronize_v2};
 use emulated_cuda::fill::{cuMemsetD2D8_v2, cuMemsetD8_v2, cuMemsetD32_v2};
 use emulated_cuda::host::{cuMemHostRegister_v2, cuMemHostUnregister};
 use emulated_cuda::memory::cuMemAllocManaged;
@@ -105,6 +105,31 @@ fn what_a_stream_frees_is_gone_when_its_turn_has_come() {
     client.synchronize();
     let mut host = [0u8; 4];
     assert_eq!(code!(cuMemcpyDtoH_v2(host.as_mut_ptr() as usize, address, 4)), 1);
+}
+
+#[test]
+fn no_bytes_are_an_error_except_in_the_order_of_a_stream() {
+    let client = Client::new();
+    let mut address = 5;
+    assert_eq!(code!(cuMemAlloc_v2(&mut address, 0)), 1);
+    let stream = client.stream();
+    ok!(cuMemAllocAsync(&mut address, 0, stream));
+    assert_eq!(address, 0);
+    ok!(cuMemFreeAsync(address, stream));
+}
+
+#[test]
+fn functions_of_cuda_13_name_their_context() {
+    let (first, second) = (Client::on(0), Client::on(1));
+    let mut card = 5;
+    ok!(cuCtxGetDevice_v2(&mut card, first.0));
+    assert_eq!(card, 0);
+    ok!(cuCtxGetDevice_v2(&mut card, 0));
+    assert_eq!(card, 1);
+    ok!(cuCtxSynchronize_v2(first.0));
+    ok!(cuCtxSynchronize_v2(0));
+    assert_eq!(code!(cuCtxSynchronize_v2(second.0 + 1)), 201);
+    ok!(cuCtxSetCurrent(first.0));
 }
 
 #[test]
