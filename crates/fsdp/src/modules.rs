@@ -10,7 +10,7 @@ use crate::unit::{AnyUnit, Bound, Initializer, ParameterRules, ShapeOf, Units, V
 use crate::{FsdpConfig, FsdpError, Wrap};
 use burn::tensor::{Gradients, Tensor};
 use comm::{Cut, FirstError};
-use fused::weight_gradients::{GradientBuffer, Place};
+use fused::weight_gradients::{Destination, GradientBuffer};
 use std::any::Any;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -199,12 +199,12 @@ impl BoundModules {
         self.0.iter().flat_map(|member| member.leaves()).collect()
     }
 
-    /// Returns the places where the parameters' gradients go on a device; `next` returns the buffer of each in visiting
-    /// order, and its offset there.
-    pub fn places(&self, mut next: impl FnMut() -> (Option<Rc<GradientBuffer>>, usize)) -> Vec<Place> {
-        let mut places = vec![];
-        self.0.iter().for_each(|member| member.places(&mut next, &mut places));
-        places
+    /// Returns where the parameters' gradients go on a device; `next` returns the buffer of each in visiting order, and
+    /// its offset there.
+    pub fn destinations(&self, mut next: impl FnMut() -> (Option<Rc<GradientBuffer>>, usize)) -> Vec<Destination> {
+        let mut destinations = vec![];
+        self.0.iter().for_each(|member| member.destinations(&mut next, &mut destinations));
+        destinations
     }
 
     /// Returns the flat gradients of the parameters in visiting order; `None` if the loss does not depend on one.

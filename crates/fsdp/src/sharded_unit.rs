@@ -157,7 +157,7 @@ impl ShardedUnit {
             let (class, i) = places.next().expect("a place for each parameter");
             (buffers[*class].clone(), self.classes[*class].offset(*i))
         };
-        let places = if buffers.iter().any(Option::is_some) { bound.places(next) } else { vec![] };
+        let destinations = if buffers.iter().any(Option::is_some) { bound.destinations(next) } else { vec![] };
         let result = written_into(places, backward);
         (result, buffers.iter().map(|buffer| buffer.as_ref()?.written()).collect())
     }

@@ -9,7 +9,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
 use comm::Cut;
 use comm::FirstError;
-use fused::weight_gradients::{GradientBuffer, Place};
+use fused::weight_gradients::{Destination, GradientBuffer};
 use std::any::Any;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -274,9 +274,13 @@ pub(crate) trait Bound {
     /// Returns the parameters that are on a device.
     fn leaves(&self) -> Vec<Leaf>;
 
-    /// Adds the places where the parameters' gradients go on a device; `next` returns the buffer of each parameter and
+    /// Adds where the parameters' gradients go on a device; `next` returns the buffer of each parameter and
     /// its offset there.
-    fn places(&self, next: &mut dyn FnMut() -> (Option<Rc<GradientBuffer>>, usize), places: &mut Vec<Place>);
+    fn destinations(
+        &self,
+        next: &mut dyn FnMut() -> (Option<Rc<GradientBuffer>>, usize),
+        destinations: &mut Vec<Destination>,
+    );
 
     /// Returns the gradients of the parameters, flat; `None` if the loss does not depend on a parameter.
     fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Tensor<1>>>;
@@ -335,8 +339,12 @@ impl<M: Module + 'static> Bound for BoundModule<M> {
         leaves.0
     }
 
-    fn places(&self, next: &mut dyn FnMut() -> (Option<Rc<GradientBuffer>>, usize), places: &mut Vec<Place>) {
-        self.0.visit(&mut Places { next, places });
+    fn destinations(
+        &self,
+        next: &mut dyn FnMut() -> (Option<Rc<GradientBuffer>>, usize),
+        destinations: &mut Vec<Destination>,
+    ) {
+        self.0.visit(&mut Destinations { next, destinations });
     }
 
     fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Tensor<1>>> {
@@ -364,15 +372,15 @@ impl ModuleVisitor for Leaves {
     }
 }
 
-struct Places<'a> {
+struct Destinations<'a> {
     next: &'a mut dyn FnMut() -> (Option<Rc<GradientBuffer>>, usize),
-    places: &'a mut Vec<Place>,
+    destinations: &'a mut Vec<Destination>,
 }
 
-impl ModuleVisitor for Places<'_> {
+impl ModuleVisitor for Destinations<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let (buffer, start) = (self.next)();
-        self.places.extend(buffer.and_then(|buffer| Place::new(&param.val(), &buffer, start)));
+        self.destinations.extend(buffer.and_then(|buffer| Destination::new(&param.val(), &buffer, start)));
     }
 }
 

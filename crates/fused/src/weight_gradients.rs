@@ -22,16 +22,16 @@ pub struct GradientBuffer {
     zeros: OnceCell<Tensor<1>>,
 }
 
-/// A weight's place in a [`GradientBuffer`].
-pub struct Place {
+/// Where a weight's gradient goes in a [`GradientBuffer`].
+pub struct Destination {
     leaf: NodeId,
     buffer: Rc<GradientBuffer>,
     start: usize,
 }
 
 thread_local! {
-    /// The places of weights whose gradients this thread's backward has not computed yet.
-    static PLACES: RefCell<Vec<Place>> = const { RefCell::new(vec![]) };
+    /// The destinations of weights whose gradients this thread's backward has not computed yet.
+    static DESTINATIONS: RefCell<Vec<Destination>> = const { RefCell::new(vec![]) };
 }
 
 impl GradientBuffer {
@@ -64,7 +64,7 @@ fn is_supported(_: &Device) -> bool {
     false
 }
 
-impl Place {
+impl Destination {
     /// The place of the gradient of `leaf` in `buffer`, from element `start` on; `None` for a tensor that no graph
     /// tracks.
     pub fn new<const D: usize>(leaf: &Tensor<D>, buffer: &Rc<GradientBuffer>, start: usize) -> Option<Self> {
@@ -93,27 +93,27 @@ impl Place {
     }
 }
 
-/// Runs a backward that writes the gradients of these weights to their places, if the operation can: the products of
-/// [`linear`](crate::linear) and its variants and those of experts can. If a weight is used twice, only its first
+/// Runs a backward that writes the gradients of these weights to their destinations, if the operation can: the products
+/// of [`linear`](crate::linear) and its variants and those of experts can. If a weight is used twice, only its first
 /// gradient goes there.
-pub fn written_into<R>(places: Vec<Place>, backward: impl FnOnce() -> R) -> R {
+pub fn written_into<R>(destinations: Vec<Destination>, backward: impl FnOnce() -> R) -> R {
     // Also if the backward panics.
     struct Clear;
     impl Drop for Clear {
         fn drop(&mut self) {
-            PLACES.take();
+            DESTINATIONS.take();
         }
     }
     let _clear = Clear;
-    PLACES.set(places);
+    DESTINATIONS.set(destinations);
     backward()
 }
 
 /// Takes the buffer and the offset for a leaf's gradient. A second call for the same leaf returns `None`.
 pub(crate) fn take<F: Clone + 'static>(leaf: NodeId) -> Option<(F, usize)> {
-    let place = PLACES.with_borrow_mut(|places| {
-        let found = places.iter().position(|place| place.leaf == leaf)?;
-        Some(places.swap_remove(found))
+    let destination = DESTINATIONS.with_borrow_mut(|destinations| {
+        let found = destinations.iter().position(|destination| destination.leaf == leaf)?;
+        Some(destinations.swap_remove(found))
     });
-    place?.open()
+    destination?.open()
 }

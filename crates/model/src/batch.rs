@@ -22,7 +22,7 @@ pub struct Batch {
 pub struct MicroBatch {
     /// Position in the run. If it is set, the forward applies the dropout and router noise of the model's
     /// configuration; without it (evaluation, generation) it applies neither.
-    pub place: Option<StepContext>,
+    pub step: Option<StepContext>,
     /// The documents of the rows; `None` treats each row as one document.
     pub documents: Option<Documents>,
     /// Positions at the end of each row that only make its length divisible among the ranks of its sequences. No other
@@ -64,8 +64,8 @@ pub struct Documents {
 
 impl From<StepContext> for MicroBatch {
     /// A training micro-batch of whole rows.
-    fn from(place: StepContext) -> Self {
-        Self { place: Some(place), ..Self::default() }
+    fn from(step: StepContext) -> Self {
+        Self { step: Some(step), ..Self::default() }
     }
 }
 

@@ -47,7 +47,7 @@ pub trait Family {
     }
 
     /// The blocks with experts, including those of multi-token prediction modules (numbered after the model's own),
-    /// and the number of experts; or the reason why there are none.
+    /// and the number of experts; or the reason why there are none, which completes a message.
     fn expert_layers(&self) -> Result<(Vec<usize>, usize), &'static str>;
 
     /// Rejects shapes that no model can be built from; the message names key, value and remedy. A vocabulary of 0
@@ -57,14 +57,15 @@ pub trait Family {
     /// The number of parameters, in floating point so that it cannot overflow.
     fn parameter_count(&self) -> f64;
 
-    /// Sizes of the model's matrices.
+    /// Sizes of the model's matrices; the largest one is named if the model is too large.
     fn sizes(&self) -> Vec<Size>;
 
-    /// Sizes per token in the largest tensors of a forward over a context of this size; a tensor has the product of its
-    /// sizes.
+    /// Sizes per token in the largest tensors of a forward over a context of this size, which must not overflow; a tensor
+    /// has the product of its sizes.
     fn activations(&self, context: Size) -> Vec<Vec<Size>>;
 
-    /// What the number of tensor-parallel ranks must divide: heads and columns.
+    /// What the number of tensor-parallel ranks must divide: heads and columns. A size of 1 allows no tensor
+    /// parallelism.
     fn tensor_parallel_sizes(&self) -> Vec<Size>;
 
     /// All parameters, in the order in which the modules are visited.

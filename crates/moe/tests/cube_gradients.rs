@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Device, Gradients, Int, Tensor, TensorData};
 use fused::cube::{launches, testing};
 use fused::deferred::backward_of_inputs;
-use fused::weight_gradients::{GradientBuffer, Place, written_into};
+use fused::weight_gradients::{Destination, GradientBuffer, written_into};
 use fused::{flatten, flatten_into, linear, linear_transposed};
 use moe::kernels::grouped_gemm::grouped_gemm;
 use std::rc::Rc;
@@ -47,14 +47,14 @@ impl Graph {
         Self { weights, experts, odd, bias, loss }
     }
 
-    fn places(&self, buffer: &Rc<GradientBuffer>) -> Vec<Place> {
-        let matrices = self.weights.iter().zip(STARTS).map(|(weight, start)| Place::new(weight, buffer, start));
-        let experts = Place::new(&self.experts, buffer, STARTS[3]);
-        let others = [Place::new(&self.odd, buffer, STARTS[4]), Place::new(&self.bias, buffer, STARTS[5])];
+    fn destinations(&self, buffer: &Rc<GradientBuffer>) -> Vec<Destination> {
+        let matrices = self.weights.iter().zip(STARTS).map(|(weight, start)| Destination::new(weight, buffer, start));
+        let experts = Destination::new(&self.experts, buffer, STARTS[3]);
+        let others = [Destination::new(&self.odd, buffer, STARTS[4]), Destination::new(&self.bias, buffer, STARTS[5])];
         matrices.chain([experts]).chain(others).map(|place| place.expect("leaves on a device")).collect()
     }
 
-    /// The gradients that there are, at their places.
+    /// The gradients that there are, at their destinations.
     fn parts(&self, gradients: &Gradients) -> Vec<(usize, Tensor<1>)> {
         let matrices = self.weights.iter().map(|weight| Some(weight.grad(gradients)?.flatten(0, 1)));
         let experts = self.experts.grad(gradients).map(|all| all.flatten(0, 2));
@@ -93,9 +93,9 @@ fn products_write_gradients_into_their_buffer_and_only_the_others_are_copied() {
                     let buffer = buffer.expect("a device with one stream");
                     let gradients = if deferred {
                         let (_, weights) = backward_of_inputs(&graph.loss);
-                        written_into(graph.places(&buffer), || weights.backward())
+                        written_into(graph.destinations(&buffer), || weights.backward())
                     } else {
-                        written_into(graph.places(&buffer), || graph.loss.backward())
+                        written_into(graph.destinations(&buffer), || graph.loss.backward())
                     };
                     // The bias's gradient is not deferred, and no product writes it.
                     let parts = graph.parts(&gradients);

@@ -70,18 +70,13 @@ impl BatchMaker {
         both.map(|(input, target)| (*target, Some(*input) != self.border))
     }
 
-    /// Creates a training batch. Without a `place` it has no effect on the run: a filler whose expert loads are not
+    /// Creates a training batch. Without a `step` it has no effect on the run: a filler whose expert loads are not
     /// recorded. Losses are multiplied by `scale`; see [`TokenRows::scale`].
     ///
     /// # Errors
     /// If a token is beyond the model's vocabulary, because token files alone do not state how large theirs is.
-    pub fn for_training(
-        &self,
-        batch: data::Batch,
-        place: Option<StepContext>,
-        scale: f64,
-    ) -> Result<Batch, TrainError> {
-        self.make(batch, place, scale, self.mtp_depth)
+    pub fn for_training(&self, batch: data::Batch, step: Option<StepContext>, scale: f64) -> Result<Batch, TrainError> {
+        self.make(batch, step, scale, self.mtp_depth)
     }
 
     /// Creates an evaluation batch.
@@ -95,7 +90,7 @@ impl BatchMaker {
     fn make(
         &self,
         batch: data::Batch,
-        place: Option<StepContext>,
+        step: Option<StepContext>,
         scale: f64,
         mtp_depth: usize,
     ) -> Result<Batch, TrainError> {
@@ -117,7 +112,7 @@ impl BatchMaker {
         let (targets, mtp) = (Targets::next(&rows, device), MtpBatch::of_rows(&rows, mtp_depth, device));
         let inputs = TensorData::new(pad(batch.inputs, t, padded, |_| 0), [batch.sequences, padded]);
         let inputs_bt = context.own(Tensor::<2, Int>::from_data(inputs, device), 1);
-        let micro = MicroBatch { place, documents, padding: padded - t };
+        let micro = MicroBatch { step, documents, padding: padded - t };
         Ok(Batch { inputs_bt, targets, micro, mtp })
     }
 }

@@ -20,10 +20,10 @@ use crate::ending;
 use crate::error::TrainError;
 use crate::format::count;
 use crate::launch::Launch;
-use crate::place::Place;
 use crate::resume::{self, Start, Whole};
 use crate::run::train_launched;
 use crate::run_folder::{CONFIG, run_of};
+use crate::run_options::RunOptions;
 use crate::terminal::{self, shown};
 use crate::trainer::Outcome;
 use crate::unknown_argument;
@@ -212,9 +212,9 @@ fn launch(args: &TrainArgs) -> ExitCode {
 }
 
 fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
-    let (config, place) = args.resolve(launch.processes())?;
+    let (config, options) = args.resolve(launch.processes())?;
     let steps = config.train.steps;
-    let outcome = match train_launched(launch, config, &place, || match args.dry_run {
+    let outcome = match train_launched(launch, config, &options, || match args.dry_run {
         true => stop_at_once(Scratch::remover(launch)),
         false => stop_after_a_step(),
     }) {
@@ -326,7 +326,7 @@ pub(crate) fn say(line: &str) {
 impl TrainArgs {
     /// The configuration, and a name for the run. `processes` is the number of processes that `mpirun` started, which
     /// are the ranks.
-    fn resolve(&self, processes: Option<usize>) -> Result<(Config, Place), TrainError> {
+    fn resolve(&self, processes: Option<usize>) -> Result<(Config, RunOptions), TrainError> {
         let whole = if processes.is_some() { Whole::Index } else { Whole::EveryByte };
         let find = |which: &PathBuf| resume::find(which, self.out.as_deref(), self.model.as_deref(), whole);
         let (resume, again_in) = match self.resume.as_ref().map(find).transpose()? {
@@ -386,7 +386,7 @@ impl TrainArgs {
         let (out, again) = (again_in.clone().or(self.out.clone()), again_in.is_some());
         Ok((
             config,
-            Place {
+            RunOptions {
                 name,
                 out,
                 again,

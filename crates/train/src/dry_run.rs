@@ -7,9 +7,9 @@ use crate::format::{bytes, count, duration};
 use crate::launch::Launch;
 use crate::memory_check::Estimate;
 use crate::overview;
-use crate::place::Place;
 use crate::resume::Resume;
 use crate::run_folder::RunFolder;
+use crate::run_options::RunOptions;
 use crate::trainer::{Job, Outcome};
 use checkpoint::Folder;
 use std::fs::{self, DirBuilder};
@@ -34,9 +34,9 @@ impl Scratch {
     /// Creates the folder, in rank 0's process.
     ///
     /// # Errors
-    /// If it cannot be created, or if the real run could not start in its `place`.
-    pub fn new(launch: &Launch, place: &Place) -> Result<Self, TrainError> {
-        if let (None, Some(out), false) = (place.same_run(), &place.out, place.again) {
+    /// If it cannot be created, or if the real run could not start in its `options`.
+    pub fn new(launch: &Launch, options: &RunOptions) -> Result<Self, TrainError> {
+        if let (None, Some(out), false) = (options.same_run(), &options.out, options.again) {
             RunFolder::expect_new(out)?;
         }
         let path = Self::path(launch);
@@ -62,9 +62,9 @@ impl Scratch {
         move || mine.iter().for_each(|path| _ = fs::remove_dir_all(path))
     }
 
-    /// The place of the dry run's steps.
-    pub fn instead_of(&self, place: &Place) -> Place {
-        Place { out: Some(self.path.clone()), again: false, ..place.clone() }
+    /// The options of the dry run's steps.
+    pub fn instead_of(&self, options: &RunOptions) -> RunOptions {
+        RunOptions { out: Some(self.path.clone()), again: false, ..options.clone() }
     }
 }
 
@@ -76,9 +76,9 @@ impl Drop for Scratch {
     }
 }
 
-/// Prints what a run at `place` needs; `outcome` is that of its first few steps.
-pub(crate) fn tell(job: &Job, place: &Place, memory: &Estimate, outcome: &Outcome) {
-    let base = place.same_run().is_some_and(|run| Folder::of_run(run).step(0).is_dir());
+/// Prints what a run at `options` needs; `outcome` is that of its first few steps.
+pub(crate) fn tell(job: &Job, options: &RunOptions, memory: &Estimate, outcome: &Outcome) {
+    let base = options.same_run().is_some_and(|run| Folder::of_run(run).step(0).is_dir());
     say(&format!("steps        {}", overview::run(job)));
     say(&format!("memory       {}\n{}", memory.line(), memory.table()));
     say(&format!("checkpoints  {}", checkpoints(&job.config, job.config.parameter_count(), base)));

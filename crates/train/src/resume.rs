@@ -6,9 +6,9 @@ use crate::config::{self, Config, DataConfig, Source};
 use crate::copies;
 use crate::data_mark;
 use crate::error::TrainError;
-use crate::place::Place;
 use crate::progress::Progress;
 use crate::run_folder::{CONFIG, RUNS, RunFolder, config_in, run_of};
+use crate::run_options::RunOptions;
 use crate::terminal::shown;
 use crate::trained;
 use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind, Lowest, Region, split_at};
@@ -60,13 +60,13 @@ impl Resume {
     /// Resumes from a checkpoint of the configured model or, if requested, of one that shares some of its parameters.
     pub fn new(
         checkpoint: Checkpoint,
-        place: &Place,
+        options: &RunOptions,
         config: &Config,
         ranks_are_here: bool,
     ) -> Result<Self, TrainError> {
         let model = config.parameters();
         let partial = match checkpoint.expect(&model) {
-            Err(CheckpointError::OtherModel { .. }) if place.partial => Some(Partial::new(&checkpoint, &model)?),
+            Err(CheckpointError::OtherModel { .. }) if options.partial => Some(Partial::new(&checkpoint, &model)?),
             other => {
                 other.map_err(TrainError::OtherParameters)?;
                 None
@@ -75,10 +75,10 @@ impl Resume {
         let (path, index) = (checkpoint.path().to_path_buf(), checkpoint.index().clone());
         let has_tokenizer = tokenizer_names(&checkpoint).next().is_some();
         let (keeps_tokenizer, new_tokenizer) =
-            (has_tokenizer && !place.new_tokenizer, has_tokenizer && place.new_tokenizer);
+            (has_tokenizer && !options.new_tokenizer, has_tokenizer && options.new_tokenizer);
         let tokenizer = keeps_tokenizer.then(|| tokenizer_files(&checkpoint)).transpose()?;
         checkpoint.read_file(CONFIG)?; // verifies that it is unchanged
-        let in_place = place.same_run().is_some();
+        let in_place = options.same_run().is_some();
         let keeps = |step: &u64| {
             let kept = || run_of(&path).is_some_and(|run| Folder::of_run(run).step(*step).exists());
             in_place && config.checkpoint.keep_best && kept()

@@ -13,10 +13,10 @@ use crate::format::{count, human_count};
 use crate::launch::Launch;
 use crate::memory_check::{self, Estimate};
 use crate::overview;
-use crate::place::Place;
 use crate::progress::{Progress, Says};
 use crate::resume::{self, Resume};
 use crate::run_folder::{RunFolder, config_in};
+use crate::run_options::RunOptions;
 use crate::trainer::{self, Job, Outcome};
 use crate::validation;
 use crate::vocabulary;
@@ -30,22 +30,22 @@ use std::sync::atomic::{AtomicBool, AtomicIsize};
 const LARGE: usize = 20_000_000;
 
 /// Trains according to `config`, on ranks that are threads. Once `stop` is set, ends early, after a whole step.
-pub fn train(config: Config, place: &Place, stop: Arc<AtomicBool>) -> Result<Outcome, TrainError> {
-    train_launched(&Launch::threads(), config, place, || stop)
+pub fn train(config: Config, options: &RunOptions, stop: Arc<AtomicBool>) -> Result<Outcome, TrainError> {
+    train_launched(&Launch::threads(), config, options, || stop)
 }
 
 /// [`train`] for the ranks of this process; `stop` is called when the data is ready and the steps begin.
 pub(crate) fn train_launched(
     launch: &Launch,
     mut config: Config,
-    place: &Place,
+    options: &RunOptions,
     stop: impl FnOnce() -> Arc<AtomicBool>,
 ) -> Result<Outcome, TrainError> {
     config.validate()?;
-    let checkpoint = place.resume.as_deref().map(Checkpoint::open).transpose()?;
+    let checkpoint = options.resume.as_deref().map(Checkpoint::open).transpose()?;
     let expect_unfinished = |checkpoint: Option<&Checkpoint>, steps: usize| {
         checkpoint.iter().try_for_each(|checkpoint| resume::expect_unfinished(checkpoint, steps))?;
-        let again = place.out.as_ref().filter(|_| place.again);
+        let again = options.out.as_ref().filter(|_| options.again);
         again.iter().try_for_each(|run| RunFolder::at(run).expect_unfinished(steps))
     };
     // With epochs, the data determines the number of steps.
@@ -64,7 +64,7 @@ pub(crate) fn train_launched(
                 (Some(_), length) => format!("with rows of {length} tokens (data.buckets) {error}"),
                 (None, _) => error,
             };
-            let line = memory_check::check(at, launch, &devices, place.force);
+            let line = memory_check::check(at, launch, &devices, options.force);
             scarce = scarce.or(line.map_err(|error| TrainError::Memory(of_rows(error)))?);
         }
         Ok::<_, TrainError>(scarce)
@@ -73,12 +73,12 @@ pub(crate) fn train_launched(
     let has_vocabulary = config.model.vocab_size() > 0;
     let known = has_vocabulary && in_steps;
     let scarce = if known { check(&config)? } else { None };
-    let (source, options) = (&config.data.source, config.data.options(launch.has_rank_0() && !place.quiet));
-    let mut prepared = match checkpoint.as_ref().filter(|_| !place.new_tokenizer) {
-        Some(checkpoint) => resume::open_data(checkpoint, source, options.clone())?,
-        None => data::open(source, &options)?,
+    let (source, reading) = (&config.data.source, config.data.options(launch.has_rank_0() && !options.quiet));
+    let mut prepared = match checkpoint.as_ref().filter(|_| !options.new_tokenizer) {
+        Some(checkpoint) => resume::open_data(checkpoint, source, reading.clone())?,
+        None => data::open(source, &reading)?,
     };
-    let validation = validation::open(&config.data, &mut prepared, &options, config.train.seq_len)?;
+    let validation = validation::open(&config.data, &mut prepared, &reading, config.train.seq_len)?;
     let dataset = Arc::new(prepared.dataset.clone());
     dataset.check(config.train.seq_len)?;
     let of_tokens = match prepared.vocab_size() {
@@ -89,7 +89,7 @@ pub(crate) fn train_launched(
     check_documents(&config, &prepared)?;
     let buckets = match (&config.data.buckets, prepared.end_of_text()) {
         (Some(lengths), Some(end)) => {
-            Some(Arc::new(Buckets::new(&dataset, lengths, end, launch.has_rank_0() && !place.quiet)?))
+            Some(Arc::new(Buckets::new(&dataset, lengths, end, launch.has_rank_0() && !options.quiet)?))
         }
         _ => None,
     };
@@ -101,19 +101,19 @@ pub(crate) fn train_launched(
     config.data = config.data.with_absolute_paths();
     let change = |checkpoint: &Checkpoint| data_mark::change(checkpoint, &config.data.source, &prepared);
     let changed = checkpoint.as_ref().map(change).transpose()?.flatten();
-    let scratch = place.dry_run.then(|| Scratch::new(launch, place)).transpose()?;
-    let meant = place;
-    let place = &scratch.as_ref().map_or_else(|| place.clone(), |scratch| scratch.instead_of(place));
-    let resume = checkpoint.map(|checkpoint| Resume::new(checkpoint, place, &config, launch.processes().is_none()));
+    let scratch = options.dry_run.then(|| Scratch::new(launch, options)).transpose()?;
+    let meant = options;
+    let options = &scratch.as_ref().map_or_else(|| options.clone(), |scratch| scratch.instead_of(options));
+    let resume = checkpoint.map(|checkpoint| Resume::new(checkpoint, options, &config, launch.processes().is_none()));
     let resume = resume.transpose()?;
     let trained = resume.as_ref().map_or(&[][..], |resume| &resume.trained);
     let windows = || Arc::new(Windows::new(&dataset, trained, config.train.seed, config.train.seq_len));
     let windows = buckets.is_none().then(windows);
-    let folder = launch.has_rank_0().then(|| place.folder(&config)).transpose()?;
+    let folder = launch.has_rank_0().then(|| options.folder(&config)).transpose()?;
 
     let done = resume.as_ref().map_or(0, Resume::step);
     let says = match launch.has_rank_0() {
-        true if place.quiet => Says::Warnings,
+        true if options.quiet => Says::Warnings,
         true => Says::All,
         false => Says::Nothing,
     };
@@ -131,7 +131,7 @@ pub(crate) fn train_launched(
         resume,
         progress,
         devices: count,
-        dry_run: place.dry_run,
+        dry_run: options.dry_run,
         stop,
     });
     let memory = Estimate::new(&job.config, launch, &devices);
@@ -167,7 +167,7 @@ pub(crate) fn train_launched(
         failure => TrainError::Rank(Box::new(failure)),
     })?;
     let outcome = outcomes.into_iter().next().expect("there is a rank");
-    if place.dry_run && launch.has_rank_0() {
+    if options.dry_run && launch.has_rank_0() {
         dry_run::tell(&job, meant, &memory, &outcome);
     }
     Ok(outcome)

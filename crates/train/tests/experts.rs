@@ -28,7 +28,7 @@ const MICRO_BATCHES: [Range<usize>; 4] = [0..3, 3..4, 4..7, 7..8];
 
 struct Batch {
     tokens_bt: Tensor<2, Int>,
-    place: StepContext,
+    step: StepContext,
 }
 
 impl Batch {
@@ -37,7 +37,7 @@ impl Batch {
         let token = |i: usize| ((i * i + 3 * i) % VOCAB) as i64;
         let tokens: Vec<i64> = (rows.start * T..rows.end * T).map(token).collect();
         let tokens_bt = Tensor::from_data(TensorData::new(tokens, [rows.len(), T]), &Device::flex());
-        Self { tokens_bt, place: StepContext { seed: 1, step: 0, first_row: rows.start as u64 } }
+        Self { tokens_bt, step: StepContext { seed: 1, step: 0, first_row: rows.start as u64 } }
     }
 }
 
@@ -137,7 +137,7 @@ impl Case {
                 if fault == Some((rank, calls.fetch_add(1, Ordering::Relaxed))) {
                     std::panic::panic_any(FAULT);
                 }
-                let output = block.forward_over(x_btd, &batch.place.into(), &parallel);
+                let output = block.forward_over(x_btd, &batch.step.into(), &parallel);
                 (output.x_btd, output.aux_loss)
             });
             blocks.push(block);

@@ -285,7 +285,7 @@ pub const WITHOUT: &[(&str, &str)] = &[
     ("defer", "a function"),
     ("GradientBuffer::new", "a length; there is none on the CPU"),
     ("GradientBuffer::written", "no arguments"),
-    ("Place::new", "of a buffer, which there is none of on the CPU"),
+    ("Destination::new", "of a buffer, which there is none of on the CPU"),
     ("written_into", "places, and a function"),
     ("Call::shape", "what the checks are made of"),
     ("Call::not_empty", "what the checks are made of"),

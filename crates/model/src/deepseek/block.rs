@@ -52,7 +52,7 @@ impl Block {
 
     /// [`forward`](Self::forward) for the rank's rows, `[b, s, d]` to `[b, s, d]`.
     ///
-    /// In training, when the batch has a `place`, it applies the router's noise and the experts' capacity if the
+    /// In training, when the batch has a `step`, it applies the router's noise and the experts' capacity if the
     /// configuration sets them.
     pub fn forward_over(&self, x_bsd: Tensor<3>, batch: &MicroBatch, parallel: &Parallel) -> BlockOutput {
         let y = self.self_attn.forward(self.input_layernorm.forward(x_bsd.clone()), batch, parallel);

@@ -65,7 +65,7 @@ impl Training {
 
 /// The loss of a batch, with the z-loss in training if it is configured.
 pub(crate) fn main_loss(batch: &Batch, coef: f64, losses: impl FnOnce(Targets, f64) -> Losses) -> Loss {
-    let coef = if batch.micro.place.is_some() { coef } else { 0.0 };
+    let coef = if batch.micro.step.is_some() { coef } else { 0.0 };
     let losses = losses(batch.targets.clone(), coef);
     Loss { loss: losses.cross_entropy, aux: (coef > 0.0).then_some(losses.z_loss) }
 }

@@ -165,7 +165,7 @@ impl EmbeddingAndHead {
             }
         };
         let x_bsd = x_bsd + positions;
-        LayerDropout { dropout: batch.place, p: self.dropout, layer: 0 }.apply(x_bsd, Site::Embedding, &rows)
+        LayerDropout { dropout: batch.step, p: self.dropout, layer: 0 }.apply(x_bsd, Site::Embedding, &rows)
     }
 
     /// [`embed`](Self::embed) without dropout, for tokens at these positions.
@@ -205,7 +205,7 @@ impl Gpt2Block {
 
     /// Maps the rank's rows, `[b, s, d]` to `[b, s, d]`.
     pub fn forward(&self, x_bsd: Tensor<3>, batch: &MicroBatch, parallel: &Parallel) -> Tensor<3> {
-        let dropout = LayerDropout { dropout: batch.place, p: self.dropout, layer: self.layer };
+        let dropout = LayerDropout { dropout: batch.step, p: self.dropout, layer: self.layer };
         let normed = parallel.sequences.tp.gather_again(self.ln_1.forward(x_bsd.clone()));
         let y = self.attn.forward(normed, batch, dropout, parallel);
         self.mlp(y, x_bsd, dropout, parallel)

@@ -28,8 +28,8 @@ pub struct BlockOutput {
 impl BlockOutput {
     /// Adds the expert loads to those of the step, in training.
     pub(crate) fn record(&self, loads: &ExpertLoads, layer: usize, batch: &MicroBatch) {
-        if let (Some(stats), Some(place)) = (&self.stats, batch.place) {
-            loads.record(layer, place.first_row, stats);
+        if let (Some(stats), Some(step)) = (&self.stats, batch.step) {
+            loads.record(layer, step.first_row, stats);
         }
     }
 }
@@ -47,7 +47,7 @@ impl Mlp {
 
     /// `residual + mlp(normed)` for the rank's rows, `[b, s, d]`, in the block number `layer`.
     ///
-    /// In training, when the batch has a `place`, experts apply the router's noise and their capacity if the
+    /// In training, when the batch has a `step`, experts apply the router's noise and their capacity if the
     /// configuration sets them.
     pub(crate) fn forward_add(
         &self,
@@ -66,7 +66,7 @@ impl Mlp {
         };
         let ranks = &parallel.sequences.padded(batch.padding);
         let noise = batch
-            .place
+            .step
             .map(|StepContext { seed, step, first_row }| Some(NoiseKey::derive(seed, step, layer as u64, first_row)));
         let output = match (noise, &parallel.experts) {
             (None, None) => moe.evaluate_over(normed_bsd, ranks),

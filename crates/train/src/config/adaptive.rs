@@ -23,8 +23,8 @@ use yaml_serde::{Mapping, Value};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Adaptive {
-    /// false for none, true for the built-in table, [`Adaptive::GUIDE`].
-    Guide(bool),
+    /// false for none, true for the built-in table, [`Adaptive::TABLE`].
+    BuiltIn(bool),
     /// A table of your own, rows ordered from short sequences to long ones.
     Rows(Vec<AdaptiveRow>),
 }
@@ -83,7 +83,7 @@ impl AdaptedKey {
 
 impl Adaptive {
     /// The built-in table, made for 16 ranks: `pp` 4 x `ep` 4.
-    pub const GUIDE: [AdaptiveRow; 4] = [
+    pub const TABLE: [AdaptiveRow; 4] = [
         row(512, 16, 32, 1, ActivationCheckpointing::None),
         row(2048, 8, 32, 1, ActivationCheckpointing::None),
         row(4096, 4, 16, 2, ActivationCheckpointing::Full),
@@ -91,13 +91,13 @@ impl Adaptive {
     ];
 
     fn is_on(&self) -> bool {
-        *self != Self::Guide(false)
+        *self != Self::BuiltIn(false)
     }
 
     fn rows(&self) -> &[AdaptiveRow] {
         match self {
-            Self::Guide(false) => &[],
-            Self::Guide(true) => &Self::GUIDE,
+            Self::BuiltIn(false) => &[],
+            Self::BuiltIn(true) => &Self::TABLE,
             Self::Rows(rows) => rows,
         }
     }
@@ -113,7 +113,7 @@ impl Adaptive {
     fn validate(&self) -> Result<(), ConfigError> {
         let rows = self.rows();
         require(!self.is_on() || !rows.is_empty(), || {
-            "parallel.adaptive has no rows: give some, true for the guide's, or false".into()
+            "parallel.adaptive has no rows: give some, true for the built-in table, or false".into()
         })?;
         for (i, row) in rows.iter().enumerate() {
             let AdaptiveRow { up_to, micro_batches, global_batch_size, tp, .. } = row;

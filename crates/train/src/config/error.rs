@@ -70,8 +70,8 @@ pub enum ConfigError {
     },
     /// No `model.type` is given.
     #[error(
-        "`model.type` is missing in {origin}: give {}, or inherit one with `base: preset:NAME`",
-        ModelConfig::TYPES.join(" or ")
+        "`model.type` is missing in {origin}: give one of {}, or inherit one with `base: preset:NAME`",
+        ModelConfig::TYPES.join(", ")
     )]
     NoModel {
         /// The file or preset.

@@ -97,7 +97,7 @@ impl Default for ParallelConfig {
             forward_prefetch: fsdp.forward_prefetch,
             backward_prefetch: fsdp.backward_prefetch,
             no_sync: fsdp.no_sync,
-            adaptive: Adaptive::Guide(false),
+            adaptive: Adaptive::BuiltIn(false),
             adapted: vec![],
         }
     }

@@ -6,7 +6,7 @@ use super::rows::Row;
 use super::{gb, judge, judge_sample};
 use crate::config::{Config, ModelConfig, Source};
 use crate::workload::workload;
-use crate::{Place, train};
+use crate::{RunOptions, train};
 use model::Workload;
 use serde_json::Value;
 use std::fs;
@@ -354,8 +354,9 @@ fn a_run_measures_what_was_estimated() {
         let overrides: Vec<&str> =
             common.iter().copied().chain(sizes.iter().map(String::as_str)).chain(others).collect();
         let mut config = config(preset, &overrides);
-        let place = Place { name: preset.into(), out: Some(folder.path().join(i.to_string())), ..Place::default() };
-        let outcome = train(config.clone(), &place, Default::default()).unwrap();
+        let options =
+            RunOptions { name: preset.into(), out: Some(folder.path().join(i.to_string())), ..RunOptions::default() };
+        let outcome = train(config.clone(), &options, Default::default()).unwrap();
 
         crate::run::set_vocabulary(&mut config, Some(data::Tokenizer::byte().vocab_size())).unwrap();
         let counted = forecast(&config, 0).memory.peak[fsdp::Category::Activations];

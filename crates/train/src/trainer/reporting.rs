@@ -171,7 +171,7 @@ fn process(job: &Job, micro_batch_size: usize) -> ProcessMetrics<'_> {
 #[cfg(test)]
 mod tests {
     use crate::config::{Config, Source};
-    use crate::{Place, train};
+    use crate::{RunOptions, train};
     use serde_json::Value;
     use std::fs;
 
@@ -193,8 +193,12 @@ mod tests {
         {
             let overrides = [&common[..], &sizes, layout].concat().into_iter().map(String::from).collect::<Vec<_>>();
             let config = Config::load(Source::Preset("gpt2"), &overrides).unwrap();
-            let place = Place { name: "gpt2".into(), out: Some(folder.path().join(i.to_string())), ..Place::default() };
-            let outcome = train(config, &place, Default::default()).unwrap();
+            let options = RunOptions {
+                name: "gpt2".into(),
+                out: Some(folder.path().join(i.to_string())),
+                ..RunOptions::default()
+            };
+            let outcome = train(config, &options, Default::default()).unwrap();
             let text = fs::read_to_string(outcome.folder.join("metrics.jsonl")).unwrap();
             let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
             let of_stages = lines.iter().rfind(|line| line["stages"].is_array()).expect("there are two stages");

@@ -3,7 +3,7 @@
 
 use super::*;
 
-const CONFIG: &str = concat!("--config=", env!("CARGO_MANIFEST_DIR"), "/../../configs/guide/deepseek.yaml");
+const CONFIG: &str = concat!("--config=", env!("CARGO_MANIFEST_DIR"), "/../../configs/adaptive/deepseek.yaml");
 
 const ONE_RANK: &[&str] = &["--gpus=1", "--set=parallel.pp=1", "--set=parallel.ep=1", "--set=parallel.adaptive=false"];
 
@@ -30,7 +30,7 @@ fn has_the_losses_of_one_rank(table: &[&str], seq_len: usize, batch: usize, micr
 }
 
 #[test]
-fn the_layouts_of_the_guides_table_have_the_losses_of_one_rank() {
+fn the_layouts_of_the_built_in_table_have_the_losses_of_one_rank() {
     has_the_losses_of_one_rank(&[], 512, 32, 1);
     for (seq_len, batch, micro) in [(256, 16, 2), (640, 8, 2)] {
         has_the_losses_of_one_rank(&[SHORT], seq_len, batch, micro);
@@ -38,8 +38,8 @@ fn the_layouts_of_the_guides_table_have_the_losses_of_one_rank() {
 }
 
 #[test]
-#[ignore = "minutes: the same layouts with sequences as long as the guide's"]
-fn the_guides_table_has_the_losses_of_one_rank_at_its_own_lengths() {
+#[ignore = "minutes: the same layouts with sequences as long as the table's"]
+fn the_built_in_table_has_the_losses_of_one_rank_at_its_own_lengths() {
     for (seq_len, batch, micro) in [(2048, 32, 1), (4096, 16, 2), (10240, 8, 2)] {
         has_the_losses_of_one_rank(&[], seq_len, batch, micro);
     }

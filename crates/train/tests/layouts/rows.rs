@@ -265,7 +265,7 @@ pub const LLAMA_EXPERTS: &[Row] = &[
 ];
 
 /// Four stages with four ranks each, which share 16 experts.
-pub const GUIDE: &[Row] =
+pub const SIXTEEN_RANKS: &[Row] =
     &[("pp 4 x ep 4", &["gpus=16", "pp=4", "ep=4"]), ("pp 2 x ep 4 in dp_shard 8", &["gpus=16", "pp=2", "ep=4"])];
 
 pub const FOUR_RANKS: &[Row] = &[("full_shard, 4 ranks", &["gpus=4"])];

@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use train::config::{Config, Source};
-use train::{Place, TrainError};
+use train::{RunOptions, TrainError};
 
 const EVERY_THREE: &[&str] = &["--set=checkpoint.every=3", "--set=train.micro_batch_size=1"];
 
@@ -310,15 +310,15 @@ fn a_run_that_another_process_has_gone_on_with_meanwhile_is_left_alone() {
     let before = metrics(&run).len();
     let [third, sixth] = ["step-3", "step-6"].map(|step| run.join("checkpoints").join(step));
     // What was looked up before the data was opened: nothing, and then the third step.
-    let anew = Place { out: Some(run.clone()), again: true, ..Place::default() };
-    let older = Place { resume: Some(third.clone()), newest: Some(third), ..Place::default() };
-    for place in [anew, older] {
-        let error = train::train(config(8), &place, Default::default()).unwrap_err();
+    let anew = RunOptions { out: Some(run.clone()), again: true, ..RunOptions::default() };
+    let older = RunOptions { resume: Some(third.clone()), newest: Some(third), ..RunOptions::default() };
+    for options in [anew, older] {
+        let error = train::train(config(8), &options, Default::default()).unwrap_err();
         assert!(matches!(error, TrainError::WentOn { .. }), "{error}");
     }
     assert_eq!(metrics(&run).len(), before);
-    let place = Place { resume: Some(sixth.clone()), newest: Some(sixth), ..Place::default() };
-    assert_eq!(train::train(config(8), &place, Default::default()).unwrap().steps, 8);
+    let options = RunOptions { resume: Some(sixth.clone()), newest: Some(sixth), ..RunOptions::default() };
+    assert_eq!(train::train(config(8), &options, Default::default()).unwrap().steps, 8);
 }
 
 #[test]

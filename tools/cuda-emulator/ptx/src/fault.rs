@@ -44,12 +44,12 @@ struct Details {
     kind: FaultKind,
     what: String,
     advice: Option<String>,
-    place: Option<Place>,
+    place: Option<Location>,
 }
 
 /// Where a kernel was when a check failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     /// Name of the kernel.
     pub kernel: String,
     /// Index of the block in the grid: x, y, z.
@@ -77,7 +77,7 @@ impl Fault {
 
     /// Adds where it happened, unless that is known already.
     #[must_use]
-    pub fn at(mut self, place: Place) -> Self {
+    pub fn at(mut self, place: Location) -> Self {
         self.0.place.get_or_insert(place);
         self
     }
@@ -93,7 +93,7 @@ impl Fault {
     }
 
     /// The kernel, block, thread and line, if a kernel caused the fault.
-    pub fn place(&self) -> Option<&Place> {
+    pub fn place(&self) -> Option<&Location> {
         self.0.place.as_ref()
     }
 }
@@ -102,7 +102,7 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let details = &self.0;
         write!(f, "{}", details.what)?;
-        if let Some(Place { kernel, block: [bx, by, bz], thread: [tx, ty, tz], line, text }) = &details.place {
+        if let Some(Location { kernel, block: [bx, by, bz], thread: [tx, ty, tz], line, text }) = &details.place {
             write!(f, "\n  in kernel '{kernel}', block ({bx}, {by}, {bz}), thread ({tx}, {ty}, {tz})")?;
             if *line > 0 {
                 write!(f, "\n  at line {line} of its PTX: {}", text.trim())?;

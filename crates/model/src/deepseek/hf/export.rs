@@ -8,9 +8,7 @@ use serde_json::{Value, json};
 /// Returns `config.json` without the keys every model has. Sigmoid scores make it a `deepseek_v3`, softmax scores a
 /// `deepseek_v2`.
 ///
-/// Positions are written in the hub's older style (`rope_theta`, `rope_scaling`), which every version of transformers
-/// reads.
-/// The positions are written in the hub's older style (`rope_theta`, `rope_scaling`), which every version of
+/// Positions are written in the hub's older style (`rope_theta`, `rope_scaling`), which every version of
 /// transformers reads.
 ///
 /// # Errors

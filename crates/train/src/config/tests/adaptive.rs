@@ -23,7 +23,7 @@ fn of_length(yaml: &str, sets: &[&str]) -> Config {
 }
 
 #[test]
-fn the_guides_table_goes_by_the_length_of_sequences() {
+fn the_built_in_table_goes_by_the_length_of_sequences() {
     let rows = [
         // The table asks for 16 micro-batches, but four ranks that share 32 sequences have only 8 each.
         (512, (32, 8, 1, false)),

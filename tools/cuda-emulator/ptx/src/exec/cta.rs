@@ -10,7 +10,7 @@ use super::warp::Warp;
 use super::watch::Role;
 use super::wgmma::Products;
 use super::worker::Worker;
-use crate::fault::{Fault, FaultKind, Place};
+use crate::fault::{Fault, FaultKind, Location};
 use crate::lanes::LANES;
 use crate::options::{Class, Counts};
 use std::sync::{Arc, Mutex};
@@ -310,10 +310,10 @@ fn work_of(counts: &Counts) -> u64 {
     classes.iter().map(|class| counts.instructions[*class as usize]).sum::<u64>() + counts.global_written
 }
 
-fn place(env: &Env<'_>, block: [u32; 3], warp: &Warp, lane: usize, pc: u32) -> Place {
+fn place(env: &Env<'_>, block: [u32; 3], warp: &Warp, lane: usize, pc: u32) -> Location {
     let thread = warp.number as u32 * 32 + lane as u32;
     let line = env.program.lines.get(pc as usize).copied().unwrap_or(0);
-    Place { kernel: env.kernel.name.clone(), block, thread: env.thread(thread), line, text: env.program.line(line) }
+    Location { kernel: env.kernel.name.clone(), block, thread: env.thread(thread), line, text: env.program.line(line) }
 }
 
 impl Machine<'_, '_> {

@@ -1,4 +1,4 @@
-//! Where a run starts from and where it writes.
+//! What a run needs beyond its configuration: where it starts from and where it writes.
 
 use crate::config::Config;
 use crate::copies;
@@ -7,9 +7,9 @@ use crate::run_folder::{RunFolder, run_of};
 use checkpoint::Folder;
 use std::path::{Path, PathBuf};
 
-/// Where a run starts from and where it writes.
+/// What a run needs beyond its configuration.
 #[derive(Debug, Clone, Default)]
-pub struct Place {
+pub struct RunOptions {
     /// Name of the run.
     pub name: String,
     /// The run folder. `None` takes the folder of the resumed checkpoint's run, or the first free `runs/NAME-NNN`.
@@ -32,7 +32,7 @@ pub struct Place {
     pub dry_run: bool,
 }
 
-impl Place {
+impl RunOptions {
     /// The folder of the resumed run, if the new run continues in it.
     pub(crate) fn same_run(&self) -> Option<&Path> {
         let run = run_of(self.resume.as_deref()?)?;
