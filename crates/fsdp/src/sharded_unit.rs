@@ -158,7 +158,7 @@ impl ShardedUnit {
             (buffers[*class].clone(), self.classes[*class].offset(*i))
         };
         let destinations = if buffers.iter().any(Option::is_some) { bound.destinations(next) } else { vec![] };
-        let result = written_into(places, backward);
+        let result = written_into(destinations, backward);
         (result, buffers.iter().map(|buffer| buffer.as_ref()?.written()).collect())
     }
 

@@ -117,7 +117,9 @@ impl LlamaConfig {
         let head_dim = self.head_dim();
         if !head_dim.is_multiple_of(2) {
             let whence = if self.head_dim.is_some() { "" } else { " (model.hidden_size / model.num_attention_heads)" };
-            return Err(format!("model.head_dim {head_dim}{whence} is odd: rotary positions turn pairs"));
+            return Err(format!(
+                "model.head_dim {head_dim}{whence} is odd: rotary positions turn pairs, so give an even number"
+            ));
         }
         sizes(&[("head_dim", head_dim, MAX_ROPE_DIM)])?;
         let layers = self.num_hidden_layers;

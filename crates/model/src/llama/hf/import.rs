@@ -111,28 +111,36 @@ fn windows(folder: &Folder, json: &LlamaJson) -> Result<(Option<usize>, usize), 
         None if json.model_type != "mixtral" => Some(4096),
         _ => json.sliding_window,
     };
+    let is_used = json.use_sliding_window == Some(true);
     match &json.model_type[..] {
-        "mistral" | "mixtral" => Ok((window, 0)),
-        "qwen3_moe" => Ok((window.filter(|_| json.use_sliding_window == Some(true)), 0)),
-        "qwen2" | "qwen3" if json.use_sliding_window == Some(true) => match &json.layer_types {
-            None => Ok((window, json.max_window_layers.unwrap_or(28))),
-            Some(types) if types.len() != json.num_hidden_layers => Err(folder.config_error(format!(
-                "layer_types has {} entries for num_hidden_layers {}",
-                types.len(),
-                json.num_hidden_layers
-            ))),
-            Some(types) => {
-                let full = types.iter().take_while(|kind| *kind == "full_attention").count();
-                match types[full..].iter().find(|kind| *kind != "sliding_attention") {
-                    None => Ok((window, full)),
-                    Some(kind) => Err(folder.config_error(format!(
-                        "layer_types has {kind} after sliding_attention, which is not supported: all layers from one on \
-                         have a window"
-                    ))),
-                }
+        "mistral" => Ok((window, layers_without_window(folder, json)?.unwrap_or(0))),
+        "mixtral" => Ok((window, 0)),
+        "qwen3_moe" => Ok((window.filter(|_| is_used), 0)),
+        "qwen2" | "qwen3" => match (is_used, layers_without_window(folder, json)?) {
+            (true, full) => Ok((window, full.or(json.max_window_layers).unwrap_or(28))),
+            (false, Some(full)) if full < json.num_hidden_layers => {
+                Err(folder.config_error("layer_types has sliding_attention, but use_sliding_window is not true"))
             }
+            (false, _) => Ok((None, 0)),
         },
         _ => Ok((None, 0)),
+    }
+}
+
+/// The number of leading layers that `layer_types` gives no window; all others must have one.
+fn layers_without_window(folder: &Folder, json: &LlamaJson) -> Result<Option<usize>, HfError> {
+    let Some(types) = &json.layer_types else { return Ok(None) };
+    if types.len() != json.num_hidden_layers {
+        let (found, layers) = (types.len(), json.num_hidden_layers);
+        return Err(folder.config_error(format!("layer_types has {found} entries for num_hidden_layers {layers}")));
+    }
+    let full = types.iter().take_while(|kind| *kind == "full_attention").count();
+    match types[full..].iter().find(|kind| *kind != "sliding_attention") {
+        None => Ok(Some(full)),
+        Some(kind) => Err(folder.config_error(format!(
+            "layer_types has {kind} in or after layers with sliding_attention, which is not supported: full_attention in \
+             the first layers and sliding_attention in all others is"
+        ))),
     }
 }
 

@@ -51,10 +51,10 @@ pub(super) fn read(folder: &Folder, theta: f64, context: usize) -> Result<(f64, 
     let theta = json.rope_theta.or(outer.rope_theta).unwrap_or(theta);
     let original = outer.original_max_position_embeddings.or(json.original_max_position_embeddings);
     let rope_type = json.rope_type.as_deref().or(json.old_type.as_deref()).unwrap_or("default");
-    let missing = |key: &str| folder.config_error(format!("rope type \"{rope_type}\" without {key}"));
-    let refuse = |what: &str| Err(folder.config_error(format!("{what} of rotary positions is not supported")));
+    let missing = |key: &str| folder.config_error(format!("rope type \"{rope_type}\" needs {key}, which is missing"));
+    let refuse = |what: &str| Err(folder.config_error(format!("{what} is not supported")));
     if json.partial_rotary_factor.or(outer.partial_rotary_factor).is_some_and(|factor| factor != 1.0) {
-        return refuse("a partial_rotary_factor other than 1");
+        return refuse("partial_rotary_factor other than 1");
     }
     let factor = || json.factor.ok_or_else(|| missing("factor"));
     let unscaled = RopeScaling { original_max_position_embeddings: original.unwrap_or(context), ..Default::default() };
@@ -72,13 +72,13 @@ pub(super) fn read(folder: &Folder, theta: f64, context: usize) -> Result<(f64, 
             let between = context as f64 / unscaled.original_max_position_embeddings.max(1) as f64;
             let factor = json.factor.unwrap_or(between);
             if json.attention_factor.is_some_and(|given| (given - (0.1 * factor.ln() + 1.0)).abs() > 1e-6) {
-                return refuse("an attention_factor other than 0.1 ln(factor) + 1");
+                return refuse("rope_scaling.attention_factor other than 0.1 ln(factor) + 1");
             }
             if [json.mscale, json.mscale_all_dim].iter().flatten().any(|mscale| *mscale != 0.0) {
-                return refuse("mscale");
+                return refuse("rope_scaling.mscale");
             }
             if json.truncate == Some(false) {
-                return refuse("truncate false");
+                return refuse("rope_scaling.truncate false");
             }
             let (beta_fast, beta_slow) = (json.beta_fast.unwrap_or(32.0), json.beta_slow.unwrap_or(1.0));
             RopeScaling { rope_type: RopeType::Yarn, factor, beta_fast, beta_slow, ..unscaled }

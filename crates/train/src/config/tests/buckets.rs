@@ -23,17 +23,17 @@ fn shorter_rows_come_in_as_many_tokens_as_the_longest() {
 
 #[test]
 fn a_table_by_length_decides_batch_and_micro_batches_of_each() {
-    let lengths = ["model.max_position_embeddings=4096", "train.seq_len=4096", "data.buckets=[512,2048,4096]"];
+    let rows = ["model.max_position_embeddings=4096", "train.seq_len=4096", "data.buckets=[512,2048,4096]"];
     let layout = ["parallel={gpus: 16, pp: 4, ep: 4, adaptive: true}"];
-    let config = preset_with("deepseek", &[&lengths[..], &layout].concat()).unwrap();
+    let config = preset_with("deepseek", &[&rows[..], &layout].concat()).unwrap();
     // tp is 2 because the longest rows need it, so two groups of ranks share a batch.
     assert_eq!(lengths(&config), [[512, 32, 1], [2048, 32, 2], [4096, 16, 2]]);
     assert!(config.by_length().iter().all(|at| at.parallel.tp == 2));
     // A given batch takes precedence over the table at all lengths.
-    let given = preset_with("deepseek", &[&lengths[..], &layout, &["train.global_batch_size=8"]].concat()).unwrap();
+    let given = preset_with("deepseek", &[&rows[..], &layout, &["train.global_batch_size=8"]].concat()).unwrap();
     assert_eq!(lengths(&given).into_iter().map(|[_, batch, _]| batch).collect::<Vec<_>>(), [64, 16, 8]);
     // Even if it equals the table's, and in a resumed run.
-    let given = preset_with("deepseek", &[&lengths[..], &layout, &["train.global_batch_size=16"]].concat()).unwrap();
+    let given = preset_with("deepseek", &[&rows[..], &layout, &["train.global_batch_size=16"]].concat()).unwrap();
     let batches = |config: &Config| lengths(config).into_iter().map(|[_, batch, _]| batch).collect::<Vec<_>>();
     assert_eq!(batches(&given), [128, 32, 16]);
     let again = |config: &Config, sets: &[&str]| {
