@@ -124,6 +124,11 @@ pub trait HuggingFace {
         vec![]
     }
 
+    /// Whether a tensor of this name holds no weights: what a model computes from its configuration, or a copy.
+    fn is_buffer(&self, name: &str) -> bool {
+        name.ends_with(".rotary_emb.inv_freq")
+    }
+
     /// Rejects a folder whose tensors contradict the model.
     fn check(&self, folder: &Folder) -> Result<(), HfError> {
         let _ = folder;

@@ -320,6 +320,21 @@ fn a_llama_is_exported_as_the_model_type_that_computes_it() {
     }
 }
 
+#[test]
+fn tensors_that_are_not_part_of_the_model_are_named() {
+    for name in FIXTURES {
+        assert_eq!(load(&reference(name)).unread, Vec::<String>::new(), "{name}");
+    }
+    let (folder, reference) = (tempfile::tempdir().unwrap(), reference("qwen2"));
+    fs::copy(reference.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    let config = fs::read_to_string(reference.join("config.json")).unwrap();
+    let config = config.replace("\"qwen2\"", "\"llama\"");
+    fs::write(folder.path().join("config.json"), config).unwrap();
+    let unread = load(folder.path()).unread;
+    assert_eq!(unread.len(), 9, "{unread:?}");
+    assert_eq!(unread[0], "model.layers.0.self_attn.k_proj.bias");
+}
+
 /// transformers does not tie them either, but has the matrix as another parameter.
 #[test]
 fn a_tied_llama_whose_output_matrix_differs_from_its_embedding_is_refused() {

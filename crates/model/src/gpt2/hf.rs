@@ -103,6 +103,11 @@ impl HuggingFace for Gpt2Folder<'_> {
         name(PREFIX, path)
     }
 
+    /// Causal masks, and the output matrix, which is the token embedding.
+    fn is_buffer(&self, name: &str) -> bool {
+        name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name == "lm_head.weight"
+    }
+
     /// transformers' model always has biases.
     fn parameters(&self) -> Vec<ParameterSpec> {
         Gpt2Family::new(&Gpt2Config { bias: true, ..self.0.clone() }, None).parameters()

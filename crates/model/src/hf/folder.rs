@@ -6,12 +6,13 @@ use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Serialize;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// An open Hugging Face folder. Its files stay open and tensors are read on demand; a file that is truncated in the
 /// meantime is an error.
@@ -23,6 +24,8 @@ pub struct Folder {
     index: BTreeMap<String, usize>,
     /// Rows and columns of the block of an fp8 matrix that shares a scale.
     fp8_block: [usize; 2],
+    /// Names of the tensors that were read.
+    read: Mutex<HashSet<String>>,
 }
 
 struct Shard {
@@ -75,8 +78,9 @@ impl Folder {
     /// If a file cannot be read or is malformed, or if the weights are quantized in a format other than fp8.
     pub fn open(path: &Path) -> Result<Self, HfError> {
         let config = read_json(&path.join("config.json"))?;
-        let mut folder =
-            Self { path: path.into(), config, files: vec![], index: BTreeMap::new(), fp8_block: [128, 128] };
+        let (path, read) = (path.to_path_buf(), Mutex::default());
+        let mut folder = Self { path, config, files: vec![], index: BTreeMap::new(), fp8_block: [128, 128], read };
+        let path = &folder.path.clone();
         folder.fp8_block = folder.read_fp8_block()?;
         let index_path = path.join("model.safetensors.index.json");
         if !index_path.exists() {
@@ -142,6 +146,16 @@ impl Folder {
         self.stored(name).is_ok()
     }
 
+    /// The names of the tensors that nobody has read yet, in order; those without elements are left out.
+    pub fn unread(&self) -> Vec<String> {
+        let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.files.iter().flat_map(|file| file.header.tensors());
+        let unread = all.filter(|(name, tensor)| !read.contains(name) && !tensor.shape.contains(&0));
+        let mut names: Vec<String> = unread.map(|(name, _)| name).collect();
+        names.sort();
+        names
+    }
+
     /// Reads a tensor as f32.
     ///
     /// Supported types are f32, f16, bf16 and fp8 (e4m3). An fp8 matrix comes with a tensor `NAME_scale_inv` that holds
@@ -151,6 +165,7 @@ impl Folder {
     /// If the tensor is missing, does not have the shape `expected`, or is stored in another type.
     pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<Vec<f32>, HfError> {
         let stored = self.stored_as(name, expected)?;
+        self.read.lock().unwrap_or_else(PoisonError::into_inner).insert(name.into());
         let halves = |decode: fn([u8; 2]) -> f32| {
             stored.values(|bytes, values| values.extend(bytes.as_chunks().0.iter().map(|b| decode(*b))))
         };

@@ -16,6 +16,8 @@ pub struct Pretrained {
     pub moe: Option<MoeConfig>,
     /// The model with its weights.
     pub model: AnyModel,
+    /// Names of the folder's tensors that are not part of the model: `config.json` may be that of another one.
+    pub unread: Vec<String>,
 }
 
 impl Pretrained {
@@ -25,9 +27,12 @@ impl Pretrained {
         let family = config.family(moe.as_ref());
         let source_of = names(folder)?;
         let model = family.model(device).fill(|path, shape| values(folder, &source_of(path), shape))?;
-        family.hugging_face().check(folder)?;
+        let format = family.hugging_face();
+        format.check(folder)?;
+        let unread = folder.unread().into_iter().filter(|name| !format.is_buffer(name)).collect();
+        drop(format);
         drop(family);
-        Ok(Self { config, moe, model })
+        Ok(Self { config, moe, model, unread })
     }
 }
 

@@ -47,7 +47,7 @@ pub enum Loaded {
 }
 
 impl From<Pretrained> for Loaded {
-    fn from(Pretrained { config, moe, model }: Pretrained) -> Self {
+    fn from(Pretrained { config, moe, model, .. }: Pretrained) -> Self {
         match (config, model) {
             (ModelConfig::Gpt2(config), AnyModel::Gpt2(model)) => Self::Gpt2(config, model),
             (ModelConfig::Llama(config), AnyModel::Llama(model)) => Self::Llama(config, moe, model),

@@ -58,6 +58,12 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
     let pretrained = Pretrained::load(&folder, &Device::flex())?;
     pretrained.model.visit(&mut pieces);
     (config.model, config.moe) = (pretrained.config, pretrained.moe);
+    if let Some(first) = pretrained.unread.first() {
+        let (n, hf) = (count(pretrained.unread.len(), "tensor"), args.hf.display());
+        eprintln!(
+            "warning: {hf} has {n} beyond the model of its config.json, such as {first}: is it another model's file?"
+        );
+    }
     config.train.seq_len = config.model.context().1.min(MAX_SEQ_LEN);
     let tokenizer = folder.tokenizer_files()?;
     if tokenizer.iter().any(|(name, _)| name == "tokenizer.json") {
