@@ -85,8 +85,8 @@ pub enum TrainError {
     NoEndOfText { key: &'static str, data: String },
 
     #[error(
-        "{} has no tokenizer that can be used, as a run on tokens alone has none: give the one that made the tokens with \
-         --tokenizer FILE (in training with --set data.tokenizer=FILE)",
+        "{} has no tokenizer that can be used: neither a run on tokens alone nor a model that was imported without one has one. Give \
+         the one that made the model's tokens with --tokenizer FILE (in training with --set data.tokenizer=FILE)",
         path.display()
     )]
     NoTokenizer { path: PathBuf },

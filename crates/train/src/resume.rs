@@ -12,7 +12,7 @@ use crate::run_options::RunOptions;
 use crate::terminal::shown;
 use crate::trained;
 use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind, Lowest, Region, split_at};
-use data::{OpenOptions, Prepared, TokenizerSpec, Trained};
+use data::{OpenOptions, Prepared, Tokenizer, TokenizerSpec, Trained};
 use fsdp::{Fsdp, Part, PartValues, Unloaded};
 use model::{Batch, Initial};
 use partial::{Partial, drawn};
@@ -225,7 +225,9 @@ pub(crate) fn open_data(
         options.tokenizer = Some(TokenizerSpec::Path(checkpoint.path().into()));
     }
     let prepared = data::open(source, &options)?;
-    let bytes = prepared.meta.as_ref().is_some_and(|meta| meta.tokenizer == TokenizerSpec::Byte.to_string());
+    // Not by the name in the metadata: whoever prepared the same text first may have given a folder with this tokenizer.
+    let tokenizer = prepared.tokenizer.as_ref().filter(|_| prepared.meta.is_some());
+    let bytes = tokenizer.is_some_and(|tokenizer| tokenizer.same_as(&Tokenizer::byte()));
     match bytes && !has_tokenizer {
         true => Err(TrainError::NoTokenizer { path: checkpoint.path().into() }),
         false => Ok(prepared),

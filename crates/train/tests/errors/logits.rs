@@ -53,14 +53,19 @@ const MODEL_FOLDER: &[SpoiltModel] = &[
     (
         "another kind of model",
         "gpt2-a",
-        |model| configure(model, "\"gpt2\"", "\"llama\""),
-        &["model/config.json", "`model_type` \"llama\"", "gpt2, deepseek_v2 and deepseek_v3"],
+        |model| configure(model, "\"gpt2\"", "\"bert\""),
+        &[
+            "model/config.json",
+            "`model_type` \"bert\"",
+            "known are gpt2, llama, ",
+            "qwen3_moe, deepseek_v2 and deepseek_v3",
+        ],
     ),
     (
         "no kind of model",
         "gpt2-a",
         |model| configure(model, "model_type", "kind"),
-        &["model/config.json", "no `model_type`", "gpt2, deepseek_v2 and deepseek_v3"],
+        &["model/config.json", "no `model_type`", "known are gpt2, llama, ", "qwen3_moe, deepseek_v2 and deepseek_v3"],
     ),
     (
         "a config without a key",

@@ -7,7 +7,7 @@ use std::fs;
 const CONFIGURATION: &[Mistake] = &[
     ("no model", &[], "", &["--model NAME", "--config FILE", "gpt2, ", "deepseek"]),
     ("a model near another's name", &[], "--model deepsek", &["no preset `deepsek`", "did you mean `deepseek`?"]),
-    ("a model near none", &[], "--model llama", &["no preset `llama`", "Presets: gpt2, ", "deepseek-v3"]),
+    ("a model near none", &[], "--model bert", &["no preset `bert`", "Presets: gpt2, ", "deepseek-v3"]),
     (
         "model and config",
         &[("a.yaml", b"")],

@@ -399,6 +399,11 @@ fn a_text_for_a_model_whose_tokenizer_is_not_known_is_refused_until_it_is_given(
     let tiny: Vec<&str> = TINY.iter().copied().filter(|arg| !arg.starts_with("--data")).collect();
     losses(folder.path(), &[&tiny, &["--data=tokens.bin", "--set=model.vocab_size=256", "--steps=2"]], "run");
     succeed(folder.path(), &["eval", "run", "--data=tokens.bin"]);
+    // Whoever prepares a text first names its tokenizer, here that of bytes by a folder.
+    fs::write(folder.path().join("text.txt"), "Prepared by another run before. ".repeat(200)).unwrap();
+    succeed(folder.path(), &["prepare", "text.txt", "--tokenizer=byte", "--out=prepared"]);
+    let other = ["--data=text.txt", "--set=data.tokenizer=prepared", "--steps=1"];
+    losses(folder.path(), &[&tiny, &other], "other");
     let all: [&[&str]; 3] =
         [&["eval", "run", "--data=text.txt"], &["--resume=run", "--data=text.txt", "--steps=3"], &["generate", "run"]];
     for args in all {
