@@ -45,7 +45,7 @@ impl Block {
     }
 
     /// Maps `[b, t, d]` to `[b, t, d]` as in evaluation and generation: without noise or capacity limits; see
-    /// [`MoeLayer::evaluate`].
+    /// [`MoeLayer::evaluate`](moe::MoeLayer::evaluate).
     pub fn forward(&self, x_btd: Tensor<3>) -> BlockOutput {
         self.forward_over(x_btd, &MicroBatch::default(), &Parallel::default())
     }
