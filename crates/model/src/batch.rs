@@ -85,16 +85,21 @@ impl MicroBatch {
     ) -> Option<Tensor<2, Int>> {
         let starts = self.starts().cloned();
         let Some(window) = window.filter(|window| positions.iter().any(|at| at >= window)) else { return starts };
-        let of_window = window_starts(window, positions.iter().copied());
-        let rows = TensorData::new(of_window.repeat(b), [b, positions.len()]);
-        let of_window = Tensor::<2, Int>::from_data(rows, (&device.clone().inner(), DType::I32));
+        let of_window = window_starts(window, positions.iter().copied(), b, device);
         Some(starts.map_or(of_window.clone(), |starts| starts.max_pair(of_window)))
     }
 }
 
-/// The first of the `window` positions up to each of these.
-pub(crate) fn window_starts(window: usize, positions: impl Iterator<Item = usize>) -> Vec<i32> {
-    positions.map(|at| (at + 1).saturating_sub(window) as i32).collect()
+/// The first of the `window` positions up to each of these, in `b` rows alike: `[b, positions]`, i32.
+pub(crate) fn window_starts(
+    window: usize,
+    positions: impl Iterator<Item = usize>,
+    b: usize,
+    device: &Device,
+) -> Tensor<2, Int> {
+    let row: Vec<i32> = positions.map(|at| (at + 1).saturating_sub(window) as i32).collect();
+    let (rows, shape) = (row.repeat(b), [b, row.len()]);
+    Tensor::from_data(TensorData::new(rows, shape), (&device.clone().inner(), DType::I32))
 }
 
 impl Documents {

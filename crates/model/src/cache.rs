@@ -1,7 +1,7 @@
 //! The cache of generation: what attention stores of the tokens a model has already read.
 
 use crate::batch::window_starts;
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{Int, Tensor, TensorData};
 use fused::causal_attention;
 
 /// Minimum growth of a buffer, in columns.
@@ -20,7 +20,8 @@ pub struct Cache {
     lengths: Vec<usize>,
 }
 
-/// The buffers of a layer: keys and values for GPT-2 and Llama; one buffer, latent and rotated key side by side, for DeepSeek.
+/// The buffers of a layer: keys and values for GPT-2 and Llama; one buffer, latent and rotated key side by side, for
+/// DeepSeek.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LayerCache([Option<Tensor<4>>; 2]);
 
@@ -179,9 +180,8 @@ impl Chunk {
         }
         // With a window, the first column that each new token sees, in sequences with `start` tokens before it.
         let starts_of = |sequences: usize, start: usize| {
-            let rows = window_starts(window.filter(|window| start + queries > *window)?, start..start + queries);
-            let rows = TensorData::new(rows.repeat(sequences), [sequences, queries]);
-            Some(Tensor::<2, Int>::from_data(rows, (&q_bhtd.device().inner(), DType::I32)))
+            let window = window.filter(|window| start + queries > *window)?;
+            Some(window_starts(window, start..start + queries, sequences, &q_bhtd.device()))
         };
         if self.starts.iter().all(|start| *start == first) {
             let starts = starts_of(b, first);

@@ -176,10 +176,11 @@ impl<E, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, E>> ModuleMapper for Fill<F
             return param;
         }
         let shape = param.lazy_shape().to_vec();
-        match (self.values)(&self.path.join("."), &shape) {
+        let path = self.path.join(".");
+        match (self.values)(&path, &shape) {
             Ok(values) => {
                 let value = Tensor::from_data(TensorData::new(values, shape), &param.lazy_device());
-                Param::initialized(param.id, value).set_require_grad(is_trained(&self.path.join(".")))
+                Param::initialized(param.id, value).set_require_grad(is_trained(&path))
             }
             Err(error) => {
                 self.error = Some(error);

@@ -1,6 +1,7 @@
 //! The shape of a DeepSeek and its validation.
 
 use crate::YarnConfig;
+use crate::layers::mixture::mixture_count;
 use crate::limits::{MAX_LAYERS, MAX_ROPE_DIM, epsilon, number, sizes};
 use moe::MoeConfig;
 use schemars::JsonSchema;
@@ -111,12 +112,10 @@ impl DeepSeekConfig {
         let query = self.q_lora_rank.map_or(d * q, |rank| of(rank) * (d + 1.0 + q));
         let key_value = d * (latent + rope) + latent * (1.0 + heads * of(self.qk_nope_head_dim) + v);
         let attention = query + key_value + v * d;
-        let (experts, width) = (of(moe.num_experts), of(moe.moe_intermediate_size));
-        let router = experts * (d + f64::from(u8::from(moe.selection_bias)));
-        let mixture = router + 3.0 * d * width * (experts + of(moe.n_shared_experts));
         let (layers, depth) = (of(self.num_layers()), of(self.mtp_depth));
         let dense_layers = of(self.first_k_dense_replace.min(self.num_layers()));
-        let mlps = dense_layers * 3.0 * d * of(self.intermediate_size) + (layers - dense_layers) * mixture;
+        let mlps =
+            dense_layers * 3.0 * d * of(self.intermediate_size) + (layers - dense_layers) * mixture_count(d, moe);
         let mtp = depth * (2.0 * d * d + 3.0 * d); // without their blocks, which `layers` counts
         2.0 * of(self.vocab_size) * d + layers * (2.0 * d + attention) + mlps + d + mtp
     }

@@ -44,11 +44,7 @@ pub struct DeepSeek {
 /// The rotations of queries and keys, which all blocks share.
 fn rope(config: &DeepSeekConfig) -> Rope {
     let (d, theta) = (config.qk_rope_head_dim, config.rope_theta);
-    let plain = Rope::frequencies(d, theta);
-    match &config.rope_scaling {
-        None => Rope::new(plain.collect(), 1.0),
-        Some(yarn) => Rope::new(yarn.frequencies(d, theta, plain), yarn.amplitude()),
-    }
+    config.rope_scaling.as_ref().map_or_else(|| Rope::plain(d, theta), |yarn| yarn.rope(d, theta))
 }
 
 /// Final norm and output matrix.

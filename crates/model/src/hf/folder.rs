@@ -78,9 +78,14 @@ impl Folder {
     /// If a file cannot be read or is malformed, or if the weights are quantized in a format other than fp8.
     pub fn open(path: &Path) -> Result<Self, HfError> {
         let config = read_json(&path.join("config.json"))?;
-        let (path, read) = (path.to_path_buf(), Mutex::default());
-        let mut folder = Self { path, config, files: vec![], index: BTreeMap::new(), fp8_block: [128, 128], read };
-        let path = &folder.path.clone();
+        let mut folder = Self {
+            path: path.into(),
+            config,
+            files: vec![],
+            index: BTreeMap::new(),
+            fp8_block: [128, 128],
+            read: Mutex::default(),
+        };
         folder.fp8_block = folder.read_fp8_block()?;
         let index_path = path.join("model.safetensors.index.json");
         if !index_path.exists() {

@@ -20,6 +20,11 @@ pub struct Rope {
 }
 
 impl Rope {
+    /// Rotations of heads of width `d` without scaling.
+    pub fn plain(d: usize, theta: f64) -> Self {
+        Self::new(Self::frequencies(d, theta).collect(), 1.0)
+    }
+
     /// Rotations by these frequencies, in radians per position, one per pair; `amplitude` multiplies cosine and sine.
     pub fn new(frequencies: Vec<f64>, amplitude: f64) -> Self {
         Self { frequencies, amplitude, tables: Arc::default() }
@@ -62,7 +67,7 @@ mod tests {
 
     #[test]
     fn clones_share_one_table_a_device_which_grows_to_the_longest_that_was_asked_for() {
-        let (device, rope) = (Device::flex(), Rope::new(Rope::frequencies(4, 10000.0).collect(), 1.0));
+        let (device, rope) = (Device::flex(), Rope::plain(4, 10000.0));
         let clone = rope.clone();
         for (asked, made) in [(5, 8), (8, 8), (3, 8), (9, 16), (100, 128), (20, 128)] {
             assert_eq!(clone.first(asked, &device.clone().autodiff()).positions(), asked);

@@ -69,7 +69,7 @@ impl RopeScaling {
         match self.rope_type {
             RopeType::Linear => Rope::new(plain.map(|f| f / self.factor).collect(), 1.0),
             RopeType::Llama3 => Rope::new(plain.map(|f| self.llama3(f)).collect(), 1.0),
-            RopeType::Yarn => Rope::new(self.yarn().frequencies(d, theta, plain), self.yarn().amplitude()),
+            RopeType::Yarn => self.yarn().rope(d, theta),
         }
     }
 

@@ -1,5 +1,6 @@
 //! YaRN's extension of the context: configuration and formulas.
 
+use super::Rope;
 use crate::limits::{number, sizes};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -49,8 +50,13 @@ impl YarnConfig {
         number("rope_scaling.mscale_all_dim", mscale_all_dim, mscale_all_dim >= 0.0, "0 or more")
     }
 
+    /// The rotations of heads of width `d`.
+    pub(crate) fn rope(&self, d: usize, theta: f64) -> Rope {
+        Rope::new(self.frequencies(d, theta), self.amplitude())
+    }
+
     /// Factor on cosine and sine.
-    pub(crate) fn amplitude(&self) -> f64 {
+    fn amplitude(&self) -> f64 {
         match (self.mscale, self.mscale_all_dim) {
             (m, all) if m != 0.0 && all != 0.0 => self.scale(m) / self.scale(all),
             _ => self.scale(1.0),
@@ -67,9 +73,9 @@ impl YarnConfig {
         if self.factor <= 1.0 { 1.0 } else { 0.1 * mscale * self.factor.ln() + 1.0 }
     }
 
-    /// The frequencies of the pairs of a head of width `d`, where `plain` are those without YaRN: blended from kept to
-    /// divided ones between the pairs that complete `beta_fast` and `beta_slow` rotations over the original context.
-    pub(crate) fn frequencies(&self, d: usize, theta: f64, plain: impl Iterator<Item = f64>) -> Vec<f64> {
+    /// The frequencies of the pairs of a head of width `d`: blended from kept to divided ones between the pairs that
+    /// complete `beta_fast` and `beta_slow` rotations over the original context.
+    fn frequencies(&self, d: usize, theta: f64) -> Vec<f64> {
         let (width, context) = (d as f64, self.original_max_position_embeddings as f64);
         let pair_of = |turns: f64| width * (context / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
         let low = pair_of(self.beta_fast).floor().max(0.0);
@@ -77,6 +83,6 @@ impl YarnConfig {
         let high = if low == high { high + 0.001 } else { high };
         let interpolated = |pair: usize| ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
         let blend = |(pair, f)| f * (1.0 - interpolated(pair)) + f / self.factor * interpolated(pair);
-        plain.enumerate().map(blend).collect()
+        Rope::frequencies(d, theta).enumerate().map(blend).collect()
     }
 }

@@ -2,11 +2,12 @@
 
 use crate::RopeScaling;
 use crate::limits::{MAX_LAYERS, MAX_ROPE_DIM, epsilon, number, sizes};
+use moe::MoeConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The shape of a Llama (arXiv 2302.13971, 2407.21783) or a model like it: Mistral, Qwen2, Qwen3, and with a
-/// [`MoeConfig`](moe::MoeConfig) Mixtral and Qwen3-MoE; names follow Hugging Face's `config.json`.
+/// [`MoeConfig`] Mixtral and Qwen3-MoE; names follow Hugging Face's `config.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LlamaConfig {
@@ -82,9 +83,9 @@ impl LlamaConfig {
         self.sliding_window.filter(|_| layer >= self.max_window_layers)
     }
 
-    /// Whether a block has experts in a model that has some.
-    pub fn has_experts(&self, layer: usize) -> bool {
-        self.mlp_only_layers.binary_search(&layer).is_err()
+    /// The experts of a block; `None` if it is dense.
+    pub fn experts_of<'a>(&self, layer: usize, moe: Option<&'a MoeConfig>) -> Option<&'a MoeConfig> {
+        moe.filter(|_| self.mlp_only_layers.binary_search(&layer).is_err())
     }
 
     /// Rejects shapes that no model can be built from. The message names key, value and remedy.

@@ -38,7 +38,7 @@ pub(super) fn memory(shape: &LlamaConfig, moe: Option<&MoeConfig>, work: &Worklo
     let normed = if shape.qk_norm { q + k } else { 0.0 };
     let attention = work.kept(3.0 * d + 2.0 * q + 2.0 * k + normed) + work.wide(heads);
     let block = |layer: usize| {
-        let (mlp, backward) = match moe.filter(|_| shape.has_experts(layer)) {
+        let (mlp, backward) = match shape.experts_of(layer, moe) {
             Some(moe) => (work.experts(d, moe), work.expert_rows(d, moe)),
             None => [work.kept(3.0 * shape.intermediate_size as f64); 2].into(),
         };
@@ -56,7 +56,7 @@ pub(super) fn traffic(shape: &LlamaConfig, moe: Option<&MoeConfig>, work: &Workl
     let (d, [_, k]) = (shape.hidden_size, widths(shape));
     let row = work.row_bytes(d);
     let block = |layer: usize| {
-        let moe = moe.filter(|_| shape.has_experts(layer));
+        let moe = shape.experts_of(layer, moe);
         let mlp = if moe.is_none_or(|moe| moe.n_shared_experts > 0) { row } else { 0 };
         let mut call = work.call_traffic(d, Rows { read: row + mlp, kept: 0, summed: row + mlp });
         work.circulate(&mut call, 2 * k / work.tp);

@@ -4,7 +4,7 @@ use super::units::LlamaUnits;
 use super::{Llama, cost, hf};
 use crate::cost::{Flops, Workload};
 use crate::family::{Family, HuggingFace, ModelUnits, Size, Training};
-use crate::layers::mixture::{mixture, swiglu};
+use crate::layers::mixture::{mixture, mixture_count, swiglu};
 use crate::{AnyModel, Batch, Initial, LlamaConfig, ParameterSpec};
 use burn::tensor::Device;
 use comm::Cut;
@@ -54,7 +54,7 @@ impl<'a> LlamaFamily<'a> {
 
     /// The experts of a block.
     fn experts_of(&self, layer: usize) -> Option<&'a MoeConfig> {
-        self.moe.filter(|_| self.shape.has_experts(layer))
+        self.shape.experts_of(layer, self.moe)
     }
 
     /// Whether some block has no experts.
@@ -82,7 +82,7 @@ impl Family for LlamaFamily<'_> {
 
     fn expert_layers(&self) -> Result<(Vec<usize>, usize), &'static str> {
         let moe = self.moe.ok_or("there is no `moe` section")?;
-        let layers: Vec<usize> = (0..self.shape.num_hidden_layers).filter(|i| self.shape.has_experts(*i)).collect();
+        let layers: Vec<usize> = (0..self.shape.num_hidden_layers).filter(|i| self.experts_of(*i).is_some()).collect();
         if layers.is_empty() {
             Err("all layers are dense (model.mlp_only_layers)")
         } else {
@@ -111,17 +111,10 @@ impl Family for LlamaFamily<'_> {
         let norms = 2.0 * d + if shape.qk_norm { 2.0 * head_dim } else { 0.0 };
         let attention = 2.0 * d * (q + k) + bias + norms;
         let dense = 3.0 * d * of(shape.intermediate_size);
-        let mlps = match self.moe {
-            None => layers * dense,
-            Some(moe) => {
-                let experts = of(moe.num_experts);
-                let router = experts * (d + f64::from(u8::from(moe.selection_bias)));
-                let all = experts + of(moe.n_shared_experts);
-                let mixture = router + 3.0 * d * of(moe.moe_intermediate_size) * all;
-                let dense_layers = of((0..shape.num_hidden_layers).filter(|i| !shape.has_experts(*i)).count());
-                dense_layers * dense + (layers - dense_layers) * mixture
-            }
-        };
+        let mlps = self.moe.map_or(layers * dense, |moe| {
+            let dense_layers = of(shape.mlp_only_layers.len());
+            dense_layers * dense + (layers - dense_layers) * mixture_count(d, moe)
+        });
         let matrices = if shape.tie_word_embeddings { 1.0 } else { 2.0 };
         matrices * vocab * d + layers * attention + mlps + d
     }

@@ -70,11 +70,9 @@ impl Llama {
 
     /// Returns a model whose parameters are not set yet.
     pub fn new(config: &LlamaConfig, moe: Option<&MoeConfig>, device: &Device) -> Self {
-        let (d, vocab, theta) = (config.hidden_size, config.vocab_size, config.rope_theta);
-        let positions = match &config.rope_scaling {
-            None => Rope::new(Rope::frequencies(config.head_dim(), theta).collect(), 1.0),
-            Some(scaling) => scaling.rope(config.head_dim(), theta),
-        };
+        let (d, vocab, width, theta) = (config.hidden_size, config.vocab_size, config.head_dim(), config.rope_theta);
+        let scaling = config.rope_scaling.as_ref();
+        let positions = scaling.map_or_else(|| Rope::plain(width, theta), |scaling| scaling.rope(width, theta));
         let lm_head = || LinearConfig::new(d, vocab).with_bias(false).init(device);
         Self {
             embed: EmbeddingConfig::new(vocab, d).init(device),
@@ -137,7 +135,7 @@ impl LlamaBlock {
             input_layernorm: norm(),
             self_attn: LlamaAttention::new(config, positions, layer, device),
             post_attention_layernorm: norm(),
-            mlp: match moe.filter(|_| config.has_experts(layer)) {
+            mlp: match config.experts_of(layer, moe) {
                 Some(moe) => Mlp::experts(d, moe, device),
                 None => Mlp::dense(d, config.intermediate_size, device),
             },

@@ -103,7 +103,7 @@ fn architecture(kind: &str) -> &'static str {
 
 /// The experts, if a layer has some.
 fn with_experts<'a>(config: &LlamaConfig, moe: Option<&'a MoeConfig>) -> Option<&'a MoeConfig> {
-    moe.filter(|_| (0..config.num_hidden_layers).any(|layer| config.has_experts(layer)))
+    (0..config.num_hidden_layers).find_map(|layer| config.experts_of(layer, moe))
 }
 
 /// Whether a layer has a window.
