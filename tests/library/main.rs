@@ -11,9 +11,9 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use comm::{Communicator, TIMEOUT, run_ranks};
 use data::{Dataset, OpenOptions};
-use fsdp::{Fsdp, FsdpConfig, FsdpError, Units};
+use fsdp::{Calls, Fsdp, FsdpConfig, FsdpError};
 use model::{
-    Batch, ExpertLoads, LanguageModel, Llama, LlamaConfig, MicroBatch, ModelConfig, Parallel, StepContext, Targets,
+    Batch, LanguageModel, Llama, LlamaConfig, MicroBatch, ModelConfig, Parallel, StepContext, Targets,
     Training,
 };
 use moe::{MoeConfig, MoeLayer};
@@ -74,15 +74,9 @@ fn own_loop(config: &LlamaConfig, dataset: &Dataset) -> Result<Vec<f64>, Box<dyn
 fn sharded(config: &LlamaConfig, dataset: &Dataset, comm: Communicator) -> Result<Vec<f64>, FsdpError> {
     let (rank, ranks, device) = (comm.rank() as u64, comm.world_size() as u64, Device::flex());
     let fsdp_config = FsdpConfig::default();
-    let training = Training {
-        parallel: Parallel::new(&fsdp_config, &comm)?,
-        loads: ExpertLoads::new(None),
-        seed: 1337,
-        z_loss_coef: 0.0,
-        mtp_loss_coef: 0.0,
-    };
+    let training = Training { parallel: Parallel::new(&fsdp_config, &comm)?, seed: 1337, ..Training::default() };
     let model = ModelConfig::Llama(config.clone());
-    let (units, _) = training.units(&*model.family(None), &device);
+    let units = training.units(&*model.family(None), &device);
     let mut fsdp = Fsdp::new(units, comm, fsdp_config)?;
     let step = |step: u64| {
         let (first, each) = (step * SEQUENCES, SEQUENCES / ranks);
@@ -98,22 +92,42 @@ fn sharded(config: &LlamaConfig, dataset: &Dataset, comm: Communicator) -> Resul
 }
 
 /// Two linear layers that learn the sum of their inputs.
+#[derive(Module, Debug)]
+struct Sum {
+    input: Linear,
+    output: Linear,
+}
+
+impl Sum {
+    /// The forward on one device, and the units and calls of sharded training.
+    fn calls() -> Calls<Self, Tensor<3>> {
+        let mut calls = Calls::new();
+        calls.first("input", |sum: &Self| &sum.input, |linear, x: &Tensor<3>| linear.forward(x.clone()));
+        calls.last("output", |sum: &Self| &sum.output, |linear, h, x| {
+            (linear.forward(h) - x.clone().sum_dim(2)).powi_scalar(2).mean()
+        });
+        calls
+    }
+}
+
 fn own_module() -> Result<Vec<f64>, Box<dyn Error>> {
     let device = Device::flex();
     device.seed(1);
     let linear = |from, to| LinearConfig::new(from, to).init(&device);
-    let (input, output) = (linear(8, 32), linear(32, 1));
+    let sum = Sum { input: linear(8, 32), output: linear(32, 1) };
     let xs = Tensor::<3>::random([8, 4, 8], Distribution::Uniform(-1.0, 1.0), &device);
     let of_ranks = run_ranks(vec![device; 2], TIMEOUT, move |comm| {
-        let mut units = Units::<Tensor<3>>::new();
-        let (first, last) = (units.add("input", input.clone()), units.add("output", output.clone()));
-        units.first(first, |linear: &Linear, x| linear.forward(x.clone()));
-        units.last(last, |linear: &Linear, h, x| (linear.forward(h) - x.clone().sum_dim(2)).powi_scalar(2).mean());
         let mine = xs.clone().slice(comm.rank() * 4..(comm.rank() + 1) * 4);
-        let mut fsdp = Fsdp::new(units, comm, FsdpConfig::default())?;
+        let mut fsdp = Fsdp::new(Sum::calls().into_units(sum.clone()), comm, FsdpConfig::default())?;
         let steps = (0..60).map(|_| Ok(fsdp.train_step(std::slice::from_ref(&mine), 1e-2)?.loss));
-        steps.collect::<Result<Vec<f64>, FsdpError>>()
+        let mut losses = steps.collect::<Result<Vec<f64>, FsdpError>>()?;
+        let trained = fsdp.gather_model(sum.clone(), true)?.expect("it is kept");
+        losses.push(Sum::calls().run(&trained, &xs).loss.into_scalar::<f32>().into());
+        losses.push(fsdp.train_step(std::slice::from_ref(&mine), 1e-2)?.loss);
+        Ok::<_, FsdpError>(losses)
     })?;
+    let [of_one_device, sharded] = of_ranks[0][60..] else { unreachable!("two more losses") };
+    assert!((of_one_device - sharded).abs() < 1e-6, "{of_one_device} and {sharded}");
     Ok(of_ranks[0].clone())
 }
 

@@ -8,19 +8,32 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Distribution, Tensor};
 use comm::{TIMEOUT, run_ranks};
-use fsdp::{Fsdp, FsdpConfig, FsdpError, Units};
+use fsdp::{Calls, Fsdp, FsdpConfig, FsdpError};
 
 const RANKS: usize = 4;
 const WIDTH: usize = 128;
 
 #[derive(Module, Debug)]
-struct Layer {
-    linear: Linear,
+struct Mlp {
+    input: Linear,
+    layers: Vec<Linear>,
+    output: Linear,
 }
 
-impl Layer {
-    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        x.clone() + gelu(self.linear.forward(x))
+impl Mlp {
+    /// The forward: from the batch, from the previous activation, and to the loss. Each call names the part of the model
+    /// that computes it, which becomes a unit.
+    fn calls(&self) -> Calls<Self, Tensor<3>> {
+        let mut calls = Calls::new();
+        calls.first("input", |mlp: &Self| &mlp.input, |linear, x: &Tensor<3>| linear.forward(x.clone()));
+        for i in 0..self.layers.len() {
+            let layer = |linear: &Linear, h: Tensor<3>, _: &Tensor<3>| h.clone() + gelu(linear.forward(h));
+            calls.then(format!("layers.{i}"), move |mlp: &Self| &mlp.layers[i], layer);
+        }
+        calls.last("output", |mlp: &Self| &mlp.output, |linear, h, x| {
+            (linear.forward(h) - x.clone().abs().sum_dim(2)).powi_scalar(2).mean()
+        });
+        calls
     }
 }
 
@@ -29,24 +42,11 @@ fn main() {
     device.seed(1);
     let linear = |from, to| LinearConfig::new(from, to).init(&device);
     let (input, output) = (linear(16, WIDTH), linear(WIDTH, 1));
-    let layers = [(); 6].map(|()| Layer { linear: linear(WIDTH, WIDTH) });
+    let mlp = Mlp { input, layers: (0..6).map(|_| linear(WIDTH, WIDTH)).collect(), output };
     let xs = Tensor::<3>::random([RANKS * 8, 8, 16], Distribution::Uniform(-1.0, 1.0), &device);
 
     let lines = run_ranks(vec![device; RANKS], TIMEOUT, move |comm| {
-        // The model as units, with the forward of each unit: from the batch, from the previous activation, and to the
-        // loss.
-        let mut units = Units::<Tensor<3>>::new();
-        let first = units.add("input", input.clone());
-        units.first(first, |linear: &Linear, x| linear.forward(x.clone()));
-        for (i, layer) in layers.iter().enumerate() {
-            let unit = units.add(format!("layer {i}"), layer.clone());
-            units.then(unit, |layer: &Layer, h, _x| layer.forward(h));
-        }
-        let last = units.add("output", output.clone());
-        units
-            .last(last, |linear: &Linear, h, x| (linear.forward(h) - x.clone().abs().sum_dim(2)).powi_scalar(2).mean());
-
-        let rank = comm.rank();
+        let (rank, units) = (comm.rank(), mlp.calls().into_units(mlp.clone()));
         let mut fsdp = Fsdp::new(units, comm, FsdpConfig::default())?;
         let mine = xs.clone().slice(rank * 8..(rank + 1) * 8);
         let steps = (0..100).map(|_| Ok(fsdp.train_step(std::slice::from_ref(&mine), 3e-3)?.loss));

@@ -1,8 +1,8 @@
 //! Sharded training, unit by unit, in one stage or in a pipeline of several stages.
 //!
 //! A *unit* is an ordinary Burn module whose parameters are kept, gathered and freed together, for example a
-//! transformer block. A model is passed as [`Units`]: modules, and the calls that a forward makes to them. This crate
-//! knows no model and no token.
+//! transformer block. A model is passed as [`Units`]: modules, and the calls that a forward makes to them. [`Calls`] makes
+//! them of one module, whose forward on one device is then the same list. This crate knows no model and no token.
 //!
 //! ```text
 //! forward   for each call:            gather (prefetched while the previous one computes) -> bind -> run -> free
@@ -12,11 +12,11 @@
 //!
 //! With [`PipelineConfig`] the calls are cut into chunks and assigned to stages with the same number of ranks;
 //! everything below then applies to the ranks of one stage. A step is a program of the crate `schedule`, run by
-//! `interpreter.rs`. Without stages, the program runs each micro-batch forward and backward.
+//! `exec/interpreter.rs`. Without stages, the program runs each micro-batch forward and backward.
 //!
 //! PyTorch's FSDP hooks into one autograd graph of the whole model. Here every call has a small graph of its own: its
 //! input is a leaf, and its output is seeded with the incoming cotangent (`vjp_seed`). The schedule is therefore
-//! explicit: `chunk.rs` shows what is gathered, when it is freed and what is communicated. `examples/mlp.rs` is a
+//! explicit: `exec/chunk.rs` shows what is gathered, when it is freed and what is communicated. `examples/mlp.rs` is a
 //! worked example.
 //!
 //! | [`Strategy`] | parameters and optimizer at rest | forward and backward | gradients |
@@ -34,48 +34,27 @@
 //! Losses are means over all labels of the global batch, for any strategy, number of ranks and distribution of the
 //! labels.
 
-mod call;
-mod chunk;
-mod comm_thread;
-mod config;
-mod copies;
-mod cut;
-mod error;
+mod api;
+mod exec;
 mod forecast;
-mod fsdp;
-mod interpreter;
-mod layout;
-mod memory;
-mod modules;
-mod optimizer;
-mod placement;
-mod plan;
-mod precision;
-mod shapes;
+mod groups;
 mod shard;
-mod sharded_unit;
-mod state;
-mod storage;
-mod traffic;
-mod unit;
-mod vjp;
-mod weights;
-mod wire;
-mod work;
 
-pub use config::{ActivationCheckpointing, FsdpConfig, PipelineConfig, Prefetch, Strategy, Wrap};
-pub use copies::{Copies, CopyDigest, compare_copies};
-pub use error::FsdpError;
+pub use api::call::{Activation, Loss};
+pub use api::calls::Calls;
+pub use api::config::{ActivationCheckpointing, FsdpConfig, PipelineConfig, Prefetch, Strategy, Wrap};
+pub use api::error::FsdpError;
+pub use api::precision::{FloatType, Precision};
+pub use api::units::{UnitId, Units};
+pub use exec::fsdp::{BeforeStep, Fsdp, NonFinite, StepReport, Unloaded};
+pub use exec::interpreter::StageTimes;
+pub use exec::vjp::vjp_seed;
+pub use forecast::traffic::{CallTraffic, Received, Share, SharesRun};
 pub use forecast::{CallBytes, Forecast, ForecastRun};
-pub use fsdp::{BeforeStep, Fsdp, NonFinite, StepReport, Unloaded};
 pub use fused::AdamW;
-pub use interpreter::StageTimes;
-pub use layout::{Layout, ParamLayout};
-pub use memory::{Bytes, Category, Memory};
-pub use placement::Placement;
-pub use precision::{FloatType, Precision};
+pub use groups::placement::Placement;
 pub use schedule::Schedule;
-pub use state::{LossScale, Part, PartValues, Progress, ReadPart, State, StatePart};
-pub use traffic::{CallTraffic, Received, Share, SharesRun};
-pub use unit::{Activation, Loss, UnitId, Units};
-pub use vjp::vjp_seed;
+pub use shard::copies::{Copies, CopyDigest, compare_copies};
+pub use shard::layout::{Layout, ParamLayout};
+pub use shard::memory::{Bytes, Category, Memory};
+pub use shard::state::{LossScale, Part, PartValues, Progress, ReadPart, State, StatePart};

@@ -115,7 +115,7 @@ fn a_parameter_that_is_kept_fp32_is_not_rounded() {
             let batch = [Tensor::<3>::ones([1, 2, 8], &device)];
             let step = |fsdp: &mut Fsdp<Tensor<3>>| {
                 let mut move_bias = |fsdp: &mut Fsdp<Tensor<3>>, _: &[f64]| {
-                    fsdp.add_to_parameter(last, "bias", &[0.001]);
+                    fsdp.add_to_parameter("last.bias", &[0.001]);
                     Ok(())
                 };
                 fsdp.train_step_with(&batch, &[1.0], 1e-3, Vec::new, Some(&mut move_bias)).map(|report| report.loss)

@@ -119,14 +119,14 @@ fn copies_that_are_not_the_same_are_found() {
         let (model, batch) = (model.clone(), batch.clone());
         let found = run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), move |comm| {
             let rank = comm.rank();
-            let (units, ends, blocks) = named_units(model.clone());
+            let (units, ..) = named_units(model.clone());
             let mut fsdp = Fsdp::new(units, comm, config.clone())?;
             fsdp.train_step(std::slice::from_ref(&batch), LR)?;
             let before = fsdp.state().copies;
             if rank == spoilt && unit == 0 {
-                fsdp.add_to_parameter(ends, "tied.weight", &[1e-7; 10 * WIDTH]);
+                fsdp.add_to_parameter("ends.tied.weight", &[1e-7; 10 * WIDTH]);
             } else if rank == spoilt {
-                fsdp.add_to_parameter(blocks[0], "up.bias", &[1e-7; 40]);
+                fsdp.add_to_parameter("block 0.up.bias", &[1e-7; 40]);
             }
             Ok::<_, FsdpError>([before, fsdp.state().copies].map(fsdp::Copies::digests))
         })

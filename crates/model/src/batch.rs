@@ -17,6 +17,13 @@ pub struct Batch {
     pub mtp: Vec<MtpBatch>,
 }
 
+impl Batch {
+    /// A batch of whole rows in evaluation.
+    pub fn new(inputs_bt: Tensor<2, Int>, targets: Targets) -> Self {
+        Self { inputs_bt, targets, micro: MicroBatch::default(), mtp: vec![] }
+    }
+}
+
 /// What a forward knows about its micro-batch besides the tokens. The default is evaluation on whole rows.
 #[derive(Debug, Clone, Default)]
 pub struct MicroBatch {

@@ -23,13 +23,13 @@ pub struct Cache {
 /// The buffers of a layer: keys and values for GPT-2 and Llama; one buffer, latent and rotated key side by side, for
 /// DeepSeek.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct LayerCache([Option<Tensor<4>>; 2]);
+pub struct LayerCache([Option<Tensor<4>>; 2]);
 
 /// The positions of the new tokens of a forward: sequence `i` has `counts[i]` of them, starting at position
 /// `starts[i]`.
 ///
 /// Tokens beyond a sequence's count are padding, which no query attends to.
-pub(crate) struct Chunk {
+pub struct Chunk {
     starts: Vec<usize>,
     counts: Vec<usize>,
     t: usize,
@@ -111,7 +111,11 @@ impl Cache {
 }
 
 impl LayerCache {
-    /// Appends `[b, heads, t, width]` to each buffer and returns all columns in use, `[b, heads, columns, width]`.
+    /// Appends `[b, heads, t, width]` to each buffer and returns all columns in use, `[b, heads, columns, width]`. There
+    /// are at most two buffers, the same ones in each call.
+    ///
+    /// # Panics
+    /// If there are more, or the shapes differ from those of the call before.
     pub fn append<const N: usize>(&mut self, new: [Tensor<4>; N], chunk: &Chunk) -> [Tensor<4>; N] {
         let mut buffers = self.0.iter_mut();
         new.map(|new| append(buffers.next().expect("at most two buffers a layer"), new, chunk))

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A rank's expert loads in a step: sums over its micro-batches, kept on the device and read once for all layers. Only
 /// requested sums are computed.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct ExpertLoads {
     /// Whether every step's assignments are needed because the selection bias follows them.
     pub follows: bool,

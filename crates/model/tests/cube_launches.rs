@@ -5,8 +5,7 @@
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Int, Tensor};
 use fused::cube::{launches, testing, unreadable};
-use fused::embedding;
-use model::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, MicroBatch, Parallel, StepContext, Targets};
+use model::{Batch, DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, MicroBatch, StepContext, Targets};
 use moe::MoeConfig;
 use std::collections::BTreeMap;
 
@@ -30,14 +29,9 @@ impl Trained for Gpt2 {
 impl Trained for DeepSeek {
     /// The loss as in training: the experts have a capacity and a load-balancing loss.
     fn loss(&self, tokens_bt: Tensor<2, Int>) -> Tensor<1> {
-        let (batch, alone) = (MicroBatch::from(StepContext { seed: 1, step: 2, first_row: 0 }), Parallel::default());
-        let (mut x_btd, mut of_balance) = (embedding(self.embed.weight.val(), tokens_bt.clone()), vec![]);
-        for block in &self.blocks {
-            let output = block.forward_over(x_btd, &batch, &alone);
-            x_btd = output.x_btd;
-            of_balance.extend(output.aux_loss);
-        }
-        of_balance.into_iter().fold(self.head_loss(x_btd, Targets::all(tokens_bt)), |sum, loss| sum + loss)
+        let micro = MicroBatch::from(StepContext { seed: 1, step: 2, first_row: 0 });
+        let losses = self.losses(&Batch { micro, ..Batch::new(tokens_bt.clone(), Targets::all(tokens_bt)) });
+        losses.aux.into_iter().fold(losses.loss, |sum, loss| sum + loss)
     }
 
     fn table(&mut self) -> &mut Param<Tensor<2>> {

@@ -57,7 +57,7 @@ fn trained(name: &'static str, ranks: usize) -> Vec<[f64; 2]> {
             z_loss_coef: 0.0,
             mtp_loss_coef: 0.0,
         };
-        let (mut units, _) = training.units(&*pretrained.config.family(pretrained.moe.as_ref()), &device);
+        let mut units = training.units(&*pretrained.config.family(pretrained.moe.as_ref()), &device);
         units.initializer(move |name, _, runs| {
             runs.iter().flat_map(|run| values.1[name][run.clone()].to_vec()).collect()
         });

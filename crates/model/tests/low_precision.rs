@@ -5,8 +5,8 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::{DType, Device, Gradients, Int, Tensor};
 use model::{
-    DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, Llama, LlamaConfig, Parallel, RopeScaling, StepContext,
-    Targets, YarnConfig, deepseek::Head,
+    Batch, Decoder, DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, Llama, LlamaConfig, RopeScaling,
+    StepContext, Targets, YarnConfig, deepseek::Head,
 };
 use moe::{MoeConfig, ScoreFunc};
 use std::collections::BTreeMap;
@@ -16,44 +16,6 @@ const T: usize = 12;
 /// A seed whose parameters give a loss away from that of a uniform prediction and no near ties in expert selection.
 const SEED: u64 = 2;
 const PLACE: StepContext = StepContext { seed: 1, step: 2, first_row: 3 };
-
-/// Loss and gradients of a model of either kind.
-trait Trained: LanguageModel + Module {
-    /// Output of the last block, and the experts' load-balancing losses.
-    fn trained(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>);
-}
-
-impl Trained for Gpt2 {
-    fn trained(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>) {
-        (self.hidden_of(tokens_bt, &PLACE.into()), vec![])
-    }
-}
-
-impl Trained for DeepSeek {
-    fn trained(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>) {
-        let mut x_btd = fused::embedding(self.embed.weight.val(), tokens_bt);
-        let mut balance_losses = vec![];
-        for block in &self.blocks {
-            let output = block.forward_over(x_btd, &PLACE.into(), &Parallel::default());
-            x_btd = output.x_btd;
-            balance_losses.extend(output.aux_loss);
-        }
-        (x_btd, balance_losses)
-    }
-}
-
-impl Trained for Llama {
-    fn trained(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>) {
-        let mut x_btd = fused::embedding(self.embed.weight.val(), tokens_bt);
-        let mut balance_losses = vec![];
-        for block in &self.blocks {
-            let output = block.forward_over(x_btd, &PLACE.into(), &Parallel::default());
-            x_btd = output.x_btd;
-            balance_losses.extend(output.aux_loss);
-        }
-        (x_btd, balance_losses)
-    }
-}
 
 /// Uses every feature: grouped heads, biases, norms of queries and keys, a window, a tied head, scaled positions, experts.
 fn llama(moe: Option<&MoeConfig>) -> Llama {
@@ -158,16 +120,16 @@ impl ModuleVisitor for Collect<'_> {
 }
 
 /// Loss and gradients of one batch with parameters of this dtype.
-fn train<M: Trained>(model: M, dtype: DType) -> (f64, BTreeMap<String, Vec<f64>>) {
+fn train<M: Decoder>(model: M, dtype: DType) -> (f64, BTreeMap<String, Vec<f64>>) {
     let model = model.map(&mut Bind(dtype));
     let ids = |step: i64| {
         let ids = Tensor::<1, Int>::arange(0..2 * T as i64, &Device::flex()) * step + 3;
         ids.remainder_scalar(VOCAB as i64).reshape([2, T])
     };
-    let (x_btd, balance_losses) = model.trained(ids(5));
+    let x_btd = model.hidden_of(ids(5), &PLACE.into());
     assert_eq!(x_btd.dtype(), dtype, "the residual stream keeps its dtype");
-    let loss =
-        balance_losses.into_iter().fold(model.head_loss(x_btd, Targets::all(ids(11))), |loss, balance| loss + balance);
+    let losses = model.losses(&Batch { micro: PLACE.into(), ..Batch::new(ids(5), Targets::all(ids(11))) });
+    let loss = losses.aux.into_iter().fold(losses.loss, |loss, aux| loss + aux);
     assert_eq!(loss.dtype(), DType::F32);
     let mut gradients = loss.backward();
     let mut found = Collect { dtype, gradients: &mut gradients, path: vec![], values: BTreeMap::new() };
@@ -183,7 +145,7 @@ fn cosine(a: &[f64], b: &[f64]) -> f64 {
 
 /// Asserts that the loss is within 1% of that of f32 parameters, and that every gradient has a cosine above 0.99 with
 /// theirs.
-fn is_near_f32<M: Trained>(model: M, dtype: DType) {
+fn is_near_f32<M: Decoder>(model: M, dtype: DType) {
     let (expected_loss, expected) = train(model.clone(), DType::F32);
     let (loss, found) = train(model, dtype);
     assert!((expected_loss - (VOCAB as f64).ln()).abs() > 0.2, "{expected_loss} is not the loss of even odds");

@@ -82,7 +82,7 @@ impl Row {
 
 /// The shares of one rank.
 fn shares(config: &Config, rank: usize) -> Vec<Share> {
-    let (units, _) = units(config, &ExpertLoads::new(config.moe.as_ref()), &Parallel::default(), &Device::flex());
+    let units = units(config, &ExpertLoads::new(config.moe.as_ref()), &Parallel::default(), &Device::flex());
     let workload = workload(config, rank);
     let calls = config.family().traffic(&workload);
     let micro_batches = config.micro_batches();

@@ -92,7 +92,7 @@ impl Saved {
     /// The model with its trained parameters.
     pub fn model(&self, device: &Device) -> Result<AnyModel, TrainError> {
         memory_check::check_model(&self.config).map_err(TrainError::Memory)?;
-        Ok(self.config.family().model(device).fill(|path, _| self.parameter(path))?)
+        Ok(self.config.new_model(device).fill(|path, _| self.parameter(path))?)
     }
 
     /// The tokenizer the model was trained with, or if it has none, the `given` one.

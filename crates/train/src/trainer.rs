@@ -27,7 +27,7 @@ use checkpoint::{Best, Lowest};
 use comm::Communicator;
 use data::{Buckets, Dataset, Loader, Prepared, Windows};
 use fsdp::{BeforeStep, Fsdp, FsdpConfig, NonFinite, StageTimes, StepReport, Unloaded};
-use model::{Batch, ExpertLoads, Flops, ModelUnits, Parallel, StepContext};
+use model::{Batch, ExpertLoads, Flops, Parallel, StepContext};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -171,7 +171,6 @@ struct Trainer<'a> {
     device: Device,
     folder: RunFolder,
     fsdp: Fsdp<Batch>,
-    parts: Box<dyn ModelUnits>,
     maker: BatchMaker,
     loads: ExpertLoads,
     /// Expert loads of the last step, over all ranks, as far as requested.
@@ -212,7 +211,7 @@ impl<'a> Trainer<'a> {
         let loads = ExpertLoads::new(job.config.moe.as_ref());
         let config = job.config.fsdp();
         let parallel = Parallel::new(&config, &comm)?;
-        let (units, parts) = units(&job.config, &loads, &parallel, &device);
+        let units = units(&job.config, &loads, &parallel, &device);
         let allocated = (device::meant(&job.config.train.device) == "cpu").then_some(allocated as fn() -> isize);
         let config = FsdpConfig { allocated, ..config };
         let mut fsdp = match &job.resume {
@@ -242,7 +241,6 @@ impl<'a> Trainer<'a> {
             device,
             folder,
             fsdp,
-            parts,
             loads,
             load_sums: vec![],
             stop: false,
@@ -274,11 +272,10 @@ impl<'a> Trainer<'a> {
         let started = Instant::now();
         let lr = learning_rate(optim, step, train.steps);
         let Next { micro_batches, weights, counts, waited } = self.next_batches(step)?;
-        let (job, parts, loads) = (self.job, &self.parts, &self.loads);
+        let (job, loads) = (self.job, &self.loads);
         let is_time = self.is_time();
         let numbers = || [&[asked_to_stop(job), is_time][..], &loads.numbers(job.config.expert_layers())].concat();
-        let mut update =
-            |fsdp: &mut Fsdp<Batch>, sums: &[f64]| update_selection_biases(&**parts, &job.config, fsdp, &sums[2..]);
+        let mut update = |fsdp: &mut Fsdp<Batch>, sums: &[f64]| update_selection_biases(&job.config, fsdp, &sums[2..]);
         let update: Option<BeforeStep<Batch>> = if loads.follows { Some(&mut update) } else { None };
         let report = self.fsdp.train_step_with(&micro_batches, &weights, lr, numbers, update)?;
         self.times = report.times;

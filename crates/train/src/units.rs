@@ -3,15 +3,10 @@
 use crate::config::Config;
 use burn::tensor::Device;
 use fsdp::{Fsdp, FsdpError, Units};
-use model::{Batch, ExpertLoads, LayerLoad, ModelUnits, Parallel, Training, bias_update, layer_loads};
+use model::{Batch, ExpertLoads, LayerLoad, Parallel, Training, bias_update, layer_loads};
 
 /// Cuts the configured model into units. In training, blocks with experts record their token assignments in `loads`.
-pub(crate) fn units(
-    config: &Config,
-    loads: &ExpertLoads,
-    parallel: &Parallel,
-    device: &Device,
-) -> (Units<Batch>, Box<dyn ModelUnits>) {
+pub(crate) fn units(config: &Config, loads: &ExpertLoads, parallel: &Parallel, device: &Device) -> Units<Batch> {
     let training = Training {
         parallel: parallel.clone(),
         loads: loads.clone(),
@@ -24,16 +19,12 @@ pub(crate) fn units(
 
 /// Updates the selection biases from the step's expert loads, if configured; `sums` are [`ExpertLoads::numbers`],
 /// summed over all ranks.
-pub(crate) fn update_selection_biases(
-    units: &dyn ModelUnits,
-    config: &Config,
-    fsdp: &mut Fsdp<Batch>,
-    sums: &[f64],
-) -> Result<(), FsdpError> {
+pub(crate) fn update_selection_biases(config: &Config, fsdp: &mut Fsdp<Batch>, sums: &[f64]) -> Result<(), FsdpError> {
     let speed = config.moe.as_ref().map_or(0.0, |moe| moe.bias_update_speed);
     let Some((layers, experts)) = config.expert_layers().filter(|_| speed != 0.0) else { return Ok(()) };
+    let family = config.family();
     for LayerLoad { layer, assigned, .. } in layer_loads(sums, &layers, experts) {
-        units.add_to_selection_bias(fsdp, layer, &bias_update(&assigned, speed));
+        fsdp.add_to_parameter(&family.selection_bias(layer), &bias_update(&assigned, speed));
     }
     Ok(())
 }

@@ -1,13 +1,10 @@
-//! DeepSeek as a [`Family`]: shape, limits and parameters.
+//! DeepSeek as a [`Family`]: shape and limits.
 
-use super::units::DeepSeekUnits;
-use super::{DeepSeek, cost, hf};
+use super::{DeepSeek, cost, hf, parameters};
 use crate::cost::{Flops, Workload};
-use crate::family::{Family, HuggingFace, ModelUnits, Size, Training};
-use crate::layers::mixture::{mixture, swiglu};
-use crate::{AnyModel, Batch, DeepSeekConfig, Initial, ParameterSpec};
+use crate::family::{Family, HuggingFace, Size};
+use crate::{Batch, Decoder, DeepSeekConfig, Initial, ParameterSpec, Training};
 use burn::tensor::Device;
-use comm::Cut;
 use fsdp::{CallBytes, CallTraffic, Units};
 use moe::MoeConfig;
 
@@ -23,54 +20,6 @@ impl<'a> DeepSeekFamily<'a> {
     /// A DeepSeek of this shape with these experts.
     pub fn new(shape: &'a DeepSeekConfig, moe: Option<&MoeConfig>) -> Self {
         Self { shape, moe: moe.cloned().unwrap_or_default(), has_experts: moe.is_some() }
-    }
-
-    /// The parameters of a block: the model's own, or that of a multi-token prediction module.
-    ///
-    /// Tensor-parallel ranks split heads (`q_proj` or `q_b_proj`, `kv_b_proj`, `o_proj`) and the columns of the dense
-    /// and the shared SwiGLU. Every rank has the norms, the compressions and the router.
-    fn block(&self, name: &str, layer: usize) -> Vec<ParameterSpec> {
-        let DeepSeekConfig { hidden_size: d, num_attention_heads: heads, kv_lora_rank, .. } = *self.shape;
-        let (nope, rope) = (self.shape.qk_nope_head_dim, self.shape.qk_rope_head_dim);
-        let field = |field: &str| format!("{name}.{field}");
-        let of_heads = |width: usize| heads.saturating_mul(width);
-        let query = of_heads(nope.saturating_add(rope));
-        let mut all = vec![ParameterSpec::gain(field("input_layernorm.gamma"), d)];
-        match self.shape.q_lora_rank {
-            None => all.push(ParameterSpec::matrix(field("self_attn.q_proj.weight"), [d, query]).cut(Cut::COLUMNS)),
-            Some(rank) => all.extend([
-                ParameterSpec::matrix(field("self_attn.q_a_proj.weight"), [d, rank]),
-                ParameterSpec::gain(field("self_attn.q_a_layernorm.gamma"), rank),
-                ParameterSpec::matrix(field("self_attn.q_b_proj.weight"), [rank, query]).cut(Cut::COLUMNS),
-            ]),
-        }
-        let (latent, keys) = (kv_lora_rank.saturating_add(rope), of_heads(nope.saturating_add(self.shape.v_head_dim)));
-        let values = of_heads(self.shape.v_head_dim);
-        all.extend([
-            ParameterSpec::matrix(field("self_attn.kv_a_proj_with_mqa.weight"), [d, latent]),
-            ParameterSpec::gain(field("self_attn.kv_a_layernorm.gamma"), kv_lora_rank),
-            ParameterSpec::matrix(field("self_attn.kv_b_proj.weight"), [kv_lora_rank, keys]).cut(Cut::COLUMNS),
-            ParameterSpec::matrix(field("self_attn.o_proj.weight"), [values, d]).cut(Cut::ROWS),
-            ParameterSpec::gain(field("post_attention_layernorm.gamma"), d),
-        ]);
-        match layer < self.shape.first_k_dense_replace {
-            true => all.extend(swiglu(&field("mlp.Dense"), d, self.shape.intermediate_size)),
-            false => all.extend(mixture(&field("mlp.Moe"), d, &self.moe)),
-        }
-        all
-    }
-
-    /// The parameters of multi-token prediction module `k`.
-    fn module(&self, k: usize) -> Vec<ParameterSpec> {
-        let (d, name) = (self.shape.hidden_size, |field: &str| format!("mtp.{k}.{field}"));
-        let mut all = vec![
-            ParameterSpec::gain(name("enorm.gamma"), d),
-            ParameterSpec::gain(name("hnorm.gamma"), d),
-            ParameterSpec::matrix(name("eh_proj.weight"), [d.saturating_mul(2), d]),
-        ];
-        all.extend(self.block(&name("block"), self.shape.num_hidden_layers.saturating_add(k)));
-        all.push(ParameterSpec::gain(name("norm.gamma"), d));
-        all
     }
 }
 
@@ -172,17 +121,8 @@ impl Family for DeepSeekFamily<'_> {
         sizes
     }
 
-    /// The vocabulary of embedding and output matrix is split among tensor-parallel ranks; see also `block`.
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let DeepSeekConfig { vocab_size, hidden_size: d, num_hidden_layers, mtp_depth, .. } = *self.shape;
-        let mut all = vec![ParameterSpec::table("embed.weight", [vocab_size, d]).cut(Cut::ROWS)];
-        all.extend((0..num_hidden_layers).flat_map(|layer| self.block(&format!("blocks.{layer}"), layer)));
-        let lm_head = ParameterSpec::matrix("head.lm_head.weight", [d, vocab_size]).cut(Cut::COLUMNS);
-        // Each module of multi-token prediction multiplies by the output matrix once more.
-        let lm_head = ParameterSpec { products: (1 + mtp_depth) as f64, ..lm_head };
-        all.extend([ParameterSpec::gain("head.norm.gamma", d), lm_head]);
-        all.extend((0..mtp_depth).flat_map(|k| self.module(k)));
-        all
+        parameters::parameters(self.shape, &self.moe)
     }
 
     fn initial(&self, seed: u64) -> Initial {
@@ -209,12 +149,17 @@ impl Family for DeepSeekFamily<'_> {
         cost::traffic(self.shape, &self.moe, workload)
     }
 
-    fn model(&self, device: &Device) -> AnyModel {
-        AnyModel::DeepSeek(DeepSeek::new(self.shape, &self.moe, device))
+    fn selection_bias(&self, layer: usize) -> String {
+        let bias = "mlp.Moe.router.bias";
+        match layer.checked_sub(self.shape.num_hidden_layers) {
+            None => format!("blocks.{layer}.{bias}"),
+            Some(k) => format!("mtp.{k}.block.{bias}"),
+        }
     }
 
-    fn add_units(&self, units: &mut Units<Batch>, training: &Training, device: &Device) -> Box<dyn ModelUnits> {
-        Box::new(DeepSeekUnits::add(units, (self.shape, &self.moe), training, device))
+    fn units(&self, training: &Training, device: &Device) -> Units<Batch> {
+        let model = DeepSeek::new(self.shape, &self.moe, device);
+        model.calls(training).into_units(model)
     }
 
     fn hugging_face(&self) -> Box<dyn HuggingFace + '_> {

@@ -8,7 +8,7 @@ mod family;
 pub(crate) mod hf;
 mod mla;
 mod mtp;
-mod output_units;
+mod parameters;
 mod units;
 
 pub use block::Block;
@@ -18,7 +18,7 @@ pub use mla::Mla;
 pub use mtp::Mtp;
 
 use crate::layers::vocabulary::{self, VocabularyHead};
-use crate::{Cache, Family, Initial, LanguageModel, MicroBatch, MtpBatch, Parallel, RmsNorm, Rope, Targets};
+use crate::{Initial, LanguageModel, MtpBatch, RmsNorm, Rope, Targets};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
@@ -65,7 +65,7 @@ impl DeepSeek {
 
     /// The initialization that [`init`](Self::init) applies.
     pub fn initial(config: &DeepSeekConfig, moe: &MoeConfig, seed: u64) -> Initial {
-        DeepSeekFamily::new(config, Some(moe)).initial(seed)
+        Initial::new("deepseek", seed, parameters::parameters(config, moe))
     }
 
     /// Returns a model whose parameters are not set yet.
@@ -110,36 +110,6 @@ impl DeepSeek {
             mtp::loss(batch, &output, h_btd.clone())
         });
         (main, further.collect())
-    }
-}
-
-impl LanguageModel for DeepSeek {
-    fn hidden_of(&self, tokens_bt: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
-        let (x_btd, alone) = (embedding(self.embed.weight.val(), tokens_bt), Parallel::default());
-        self.blocks.iter().fold(x_btd, |x_btd, block| block.forward_over(x_btd, batch, &alone).x_btd)
-    }
-
-    fn context(&self) -> usize {
-        self.config.max_position_embeddings
-    }
-
-    fn cache(&self, sequences: usize) -> Cache {
-        Cache::new(self.blocks.len(), sequences)
-    }
-
-    fn hidden_cached(&self, tokens_bt: Tensor<2, Int>, counts: &[usize], cache: &mut Cache) -> Tensor<3> {
-        let chunk = cache.extend(counts, tokens_bt.dims()[1], self.context());
-        let x_btd = embedding(self.embed.weight.val(), tokens_bt);
-        let layers = self.blocks.iter().zip(&mut cache.layers);
-        layers.fold(x_btd, |x_btd, (block, layer)| block.forward_cached(x_btd, layer, &chunk))
-    }
-
-    fn head(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        self.head.logits(x_btd)
-    }
-
-    fn head_loss(&self, x_btd: Tensor<3>, targets: Targets) -> Tensor<1> {
-        self.head.losses(x_btd, targets, 0.0, &TensorParallel::default()).cross_entropy
     }
 }
 

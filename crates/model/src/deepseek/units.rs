@@ -1,67 +1,131 @@
-//! DeepSeek as sharding units: the embedding, each block, and the calls after them (see
-//! [`output_units`](super::output_units)).
+//! DeepSeek as a list of calls: the embedding, each block, and the calls after them: its head, or with multi-token
+//! prediction the parts it is split into.
+//!
+//! ```text
+//! depth 0     head
+//! depth D     head.norm | embed                | mtp.0                 ..  mtp.D-1             | head.lm_head
+//! width       d         | [h^0, e^1, .., e^D]  | [h^0, h^1, e^2, ..]       [h^0, h^1, .., h^D] | all losses
+//! ```
+//!
+//! A call has one part and passes on one tensor. So `embed`, in its second call, appends the embeddings `e^k` of the
+//! tokens `k` further ahead to the output of the blocks, and each module replaces `e^k` by its `h^k`. In evaluation all
+//! of them just pass on `h^0`.
 
-use super::output_units::OutputUnits;
-use super::{Block, DeepSeek, embed};
-use crate::family::{ModelUnits, Training, add_blocks, gather_all, gather_into};
-use crate::{AnyModel, Batch, DeepSeekConfig};
-use burn::nn::Embedding;
-use burn::tensor::Device;
-use fsdp::{Fsdp, FsdpError, UnitId, Units};
-use moe::MoeConfig;
+use super::{DeepSeek, Mtp, OutputMatrix, embed, mtp};
+use crate::cache::{Chunk, LayerCache};
+use crate::{Batch, Decoder, MtpBatch, Training};
+use burn::tensor::{Int, Tensor};
+use fsdp::{Activation, Calls, Loss};
+use fused::embedding;
 
-/// The units of a DeepSeek.
-pub(super) struct DeepSeekUnits {
-    shape: DeepSeekConfig,
-    moe: MoeConfig,
-    embed: UnitId<Embedding>,
-    blocks: Vec<UnitId<Block>>,
-    output_units: OutputUnits,
-}
-
-impl DeepSeekUnits {
-    /// Adds the units and the calls of a training forward. Blocks with experts record their token assignments.
-    pub fn add(
-        units: &mut Units<Batch>,
-        (shape, moe): (&DeepSeekConfig, &MoeConfig),
-        training: &Training,
-        device: &Device,
-    ) -> Self {
-        let model = DeepSeek::new(shape, moe, device);
-        let embedding = units.add("embed", model.embed);
-        let (of, vocab_size) = (training.parallel.sequences.tp.clone(), shape.vocab_size);
-        units.first(embedding, move |table: &Embedding, batch: &Batch| {
-            embed(table, batch.inputs_bt.clone(), vocab_size, &of)
-        });
-        let blocks = add_blocks(units, model.blocks, |layer| {
-            let (loads, parallel) = (training.loads.clone(), training.parallel.clone());
-            move |block: &Block, x_bsd, batch: &Batch| {
-                let output = block.forward_over(x_bsd, &batch.micro, &parallel);
-                output.record(&loads, layer, &batch.micro);
-                (output.x_btd, output.aux_loss)
-            }
-        });
-        let output_units = OutputUnits::add(units, embedding, (model.head, model.mtp), shape, training);
-        Self { shape: shape.clone(), moe: moe.clone(), embed: embedding, blocks, output_units }
-    }
-}
-
-impl ModelUnits for DeepSeekUnits {
-    fn gather(&self, fsdp: &Fsdp<Batch>, keep: bool, device: &Device) -> Result<Option<AnyModel>, FsdpError> {
-        let mut model = DeepSeek::new(&self.shape, &self.moe, device);
-        gather_into(&mut model.embed, fsdp, self.embed, keep)?;
-        gather_all(&mut model.blocks, fsdp, &self.blocks, keep)?;
-        self.output_units.gather_into(&mut model, fsdp, keep)?;
-        Ok(keep.then_some(AnyModel::DeepSeek(model)))
-    }
-
-    fn add_to_selection_bias(&self, fsdp: &mut Fsdp<Batch>, layer: usize, delta: &[f32]) {
-        match self.blocks.get(layer) {
-            Some(block) => fsdp.add_to_parameter(*block, "mlp.Moe.router.bias", delta),
-            None => {
-                let module = self.output_units.module(layer - self.blocks.len());
-                fsdp.add_to_parameter(module, "block.mlp.Moe.router.bias", delta);
-            }
+impl Decoder for DeepSeek {
+    fn calls(&self, training: &Training) -> Calls<Self, Batch> {
+        let (mut calls, vocab) = (Calls::new(), self.config.vocab_size);
+        let of = training.parallel.sequences.tp.clone();
+        calls.first(
+            "embed",
+            |deepseek: &Self| &deepseek.embed,
+            move |table, batch: &Batch| embed(table, batch.inputs_bt.clone(), vocab, &of),
+        );
+        for i in 0..self.blocks.len() {
+            let of = training.clone();
+            calls.then(
+                format!("blocks.{i}"),
+                move |deepseek: &Self| &deepseek.blocks[i],
+                move |block, x_bsd, batch| {
+                    let output = block.forward_over(x_bsd, &batch.micro, &of.parallel);
+                    output.record(&of.loads, i, &batch.micro);
+                    (output.x_btd, output.aux_loss)
+                },
+            );
         }
+        let (of, tp) = (training.clone(), training.parallel.sequences.tp.clone());
+        if self.mtp.is_empty() {
+            calls.last(
+                "head",
+                |deepseek: &Self| &deepseek.head,
+                move |head, x_bsd, batch| of.main_loss(batch, |targets, coef| head.losses(x_bsd, targets, coef, &tp)),
+            );
+            return calls;
+        }
+        calls.then("head.norm", |deepseek: &Self| &deepseek.head.norm, |norm, x_bsd, _| norm.forward(x_bsd));
+        let of_embed = tp.clone();
+        calls.then(
+            "embed",
+            |deepseek: &Self| &deepseek.embed,
+            move |table, h_bsd, batch| {
+                let ahead = |tokens: &MtpBatch| embed(table, tokens.tokens_bt.clone(), vocab, &of_embed);
+                Tensor::cat(std::iter::once(h_bsd).chain(batch.mtp.iter().map(ahead)).collect(), 2)
+            },
+        );
+        for k in 0..self.mtp.len() {
+            let (of, layer) = (training.clone(), self.blocks.len() + k);
+            calls.then(
+                format!("mtp.{k}"),
+                move |deepseek: &Self| &deepseek.mtp[k],
+                move |module, x_bsw, batch| predict_ahead(module, x_bsw, batch, &of, [k, layer]),
+            );
+        }
+        calls.last(
+            "head.lm_head",
+            |deepseek: &Self| &deepseek.head.lm_head,
+            move |lm_head, x_bsw, batch| {
+                all_losses(&OutputMatrix { lm_head, vocab_size: vocab, tp: &tp }, x_bsw, batch, &of)
+            },
+        );
+        calls
     }
+
+    fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    fn context(&self) -> usize {
+        self.config.max_position_embeddings
+    }
+
+    fn head(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        self.head.logits(x_btd)
+    }
+
+    fn embed_cached(&self, tokens_bt: Tensor<2, Int>, _: &Chunk) -> Tensor<3> {
+        embedding(self.embed.weight.val(), tokens_bt)
+    }
+
+    fn block_cached(&self, block: usize, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
+        self.blocks[block].forward_cached(x_btd, layer, chunk)
+    }
+}
+
+/// Replaces the embeddings of module `k` by its output.
+fn predict_ahead(
+    module: &Mtp,
+    x_bsw: Tensor<3>,
+    batch: &Batch,
+    training: &Training,
+    [k, layer]: [usize; 2],
+) -> Activation {
+    if batch.mtp.is_empty() {
+        return x_bsw.into();
+    }
+    let mut parts = x_bsw.chunk(batch.mtp.len() + 1, 2);
+    let (h_bsd, embeddings_bsd) = (parts[k].clone(), parts[k + 1].clone());
+    let output = module.forward_over(h_bsd, embeddings_bsd, &batch.micro, &training.parallel);
+    output.record(&training.loads, layer, &batch.micro);
+    parts[k + 1] = output.x_btd;
+    (Tensor::cat(parts, 2), output.aux_loss).into()
+}
+
+/// The main loss of `h^0`, plus its z-loss and `coef / depth` times the losses of the modules.
+fn all_losses(output: &OutputMatrix, x_bsw: Tensor<3>, batch: &Batch, training: &Training) -> Loss {
+    let depth = batch.mtp.len();
+    let mut parts = x_bsw.chunk(depth + 1, 2).into_iter();
+    let h_bsd = parts.next().expect("one part at least");
+    let main = training.main_loss(batch, |targets, coef| output.losses(h_bsd, targets, coef));
+    if training.mtp_loss_coef == 0.0 {
+        return main;
+    }
+    let further = parts.zip(&batch.mtp).filter_map(|(h_bsd, of)| mtp::loss(of, output, h_bsd));
+    let further = further.map(|loss| loss * (training.mtp_loss_coef / depth as f64));
+    Loss { aux: main.aux.into_iter().chain(further).reduce(|sum, loss| sum + loss), ..main }
 }

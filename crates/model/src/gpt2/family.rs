@@ -1,12 +1,11 @@
-//! GPT-2 as a [`Family`]: shape, limits and parameters.
+//! GPT-2 as a [`Family`]: shape and limits.
 
-use super::units::Gpt2Units;
+use super::parameters::{self, inner};
 use super::{Gpt2, cost, hf};
 use crate::cost::{Flops, Workload};
-use crate::family::{Family, HuggingFace, ModelUnits, Size, Training};
-use crate::{AnyModel, Batch, Gpt2Config, Initial, ParameterSpec};
+use crate::family::{Family, HuggingFace, Size};
+use crate::{Batch, Decoder, Gpt2Config, Initial, ParameterSpec, Training};
 use burn::tensor::Device;
-use comm::Cut;
 use fsdp::{CallBytes, CallTraffic, Units};
 use moe::MoeConfig;
 
@@ -21,11 +20,6 @@ impl<'a> Gpt2Family<'a> {
     pub fn new(shape: &'a Gpt2Config, moe: Option<&MoeConfig>) -> Self {
         Self { shape, has_experts: moe.is_some() }
     }
-}
-
-/// The hidden width of the MLP.
-fn inner(shape: &Gpt2Config) -> usize {
-    shape.n_inner.unwrap_or(shape.n_embd.saturating_mul(4))
 }
 
 impl Family for Gpt2Family<'_> {
@@ -85,41 +79,8 @@ impl Family for Gpt2Family<'_> {
         vec![("model.n_head", self.shape.n_head), ("model.n_inner", inner(self.shape))]
     }
 
-    /// Heads of `c_attn` (queries, keys and values each) and columns of `c_fc` are split among tensor-parallel ranks,
-    /// as are the rows of `c_proj` and the vocabulary; norms, positions and the biases added after a sum are not.
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let Gpt2Config { vocab_size, n_positions, n_layer, n_embd: d, bias, .. } = *self.shape;
-        let norm = |name: String| {
-            let beta = bias.then(|| ParameterSpec::bias(format!("{name}.beta"), d));
-            [ParameterSpec::gain(format!("{name}.gamma"), d)].into_iter().chain(beta)
-        };
-        let columns = |name: String, [from, to]: [usize; 2], blocks| {
-            let weight = ParameterSpec::matrix(format!("{name}.weight"), [from, to]).cut(Cut::columns_of(blocks));
-            let bias = bias.then(|| ParameterSpec::bias(format!("{name}.bias"), to).cut(Cut { dim: 0, blocks }));
-            [weight].into_iter().chain(bias)
-        };
-        let residual = (2.0 * n_layer as f32).powf(-0.5);
-        let projection = |name: String, from| {
-            let weight = ParameterSpec::matrix(format!("{name}.weight"), [from, d]).cut(Cut::ROWS).scaled(residual);
-            [weight].into_iter().chain(bias.then(|| ParameterSpec::bias(format!("{name}.bias"), d)))
-        };
-        let block = |i: usize| {
-            let name = |field: &str| format!("blocks.{i}.{field}");
-            norm(name("ln_1"))
-                .chain(columns(name("attn.c_attn"), [d, d.saturating_mul(3)], 3))
-                .chain(projection(name("attn.c_proj"), d))
-                .chain(norm(name("ln_2")))
-                .chain(columns(name("mlp.c_fc"), [d, inner(self.shape)], 1))
-                .chain(projection(name("mlp.c_proj"), inner(self.shape)))
-        };
-        // The token embedding is the output matrix too, so a token passes it once.
-        let mut all = vec![
-            ParameterSpec::matrix("ends.wte.weight", [vocab_size, d]).cut(Cut::ROWS),
-            ParameterSpec::table("ends.wpe.weight", [n_positions, d]),
-        ];
-        all.extend(norm("ends.ln_f".into()));
-        all.extend((0..n_layer).flat_map(block));
-        all
+        parameters::parameters(self.shape)
     }
 
     fn initial(&self, seed: u64) -> Initial {
@@ -138,12 +99,9 @@ impl Family for Gpt2Family<'_> {
         cost::traffic(self.shape, workload)
     }
 
-    fn model(&self, device: &Device) -> AnyModel {
-        AnyModel::Gpt2(Gpt2::new(self.shape, device))
-    }
-
-    fn add_units(&self, units: &mut Units<Batch>, training: &Training, device: &Device) -> Box<dyn ModelUnits> {
-        Box::new(Gpt2Units::add(units, self.shape, training, device))
+    fn units(&self, training: &Training, device: &Device) -> Units<Batch> {
+        let model = Gpt2::new(self.shape, device);
+        model.calls(training).into_units(model)
     }
 
     fn hugging_face(&self) -> Box<dyn HuggingFace + '_> {

@@ -1,7 +1,7 @@
 //! GPT-2's `config.json` and tensor names. Its linear layers are `Conv1D`, stored as `[in, out]` like Kiln's.
 
-use super::family::Gpt2Family;
-use crate::family::{Family, HuggingFace};
+use super::parameters;
+use crate::family::HuggingFace;
 use crate::hf::{Folder, HfError, Source};
 use crate::{Gpt2Config, ParameterSpec};
 use serde::Deserialize;
@@ -110,6 +110,6 @@ impl HuggingFace for Gpt2Folder<'_> {
 
     /// transformers' model always has biases.
     fn parameters(&self) -> Vec<ParameterSpec> {
-        Gpt2Family::new(&Gpt2Config { bias: true, ..self.0.clone() }, None).parameters()
+        parameters::parameters(&Gpt2Config { bias: true, ..self.0.clone() })
     }
 }

@@ -4,6 +4,7 @@ mod config;
 mod cost;
 mod family;
 pub(crate) mod hf;
+mod parameters;
 mod units;
 
 pub use config::Gpt2Config;
@@ -14,7 +15,7 @@ use crate::layers::dropout::{LayerDropout, Site};
 use crate::layers::norm::project;
 use crate::layers::ring::{Keys, Ring};
 use crate::layers::vocabulary::{self, VocabularyHead};
-use crate::{Cache, Family, Initial, LanguageModel, LayerNorm, MicroBatch, Parallel, Targets};
+use crate::{Initial, LayerNorm, MicroBatch, Parallel, Targets};
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -89,7 +90,7 @@ impl Gpt2 {
 
     /// The initialization that [`init`](Self::init) applies.
     pub fn initial(config: &Gpt2Config, seed: u64) -> Initial {
-        Gpt2Family::new(config, None).initial(seed)
+        Initial::new("gpt2", seed, parameters::parameters(config))
     }
 
     /// Returns a model whose parameters are not set yet.
@@ -99,37 +100,6 @@ impl Gpt2 {
             blocks: (0..config.n_layer).map(|layer| Gpt2Block::new(config, layer, device)).collect(),
             config: config.clone(),
         }
-    }
-}
-
-impl LanguageModel for Gpt2 {
-    fn hidden_of(&self, tokens_bt: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
-        let alone = Parallel::default();
-        let x_btd = self.ends.embed(tokens_bt, batch, &alone);
-        self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, batch, &alone))
-    }
-
-    fn context(&self) -> usize {
-        self.config.n_positions
-    }
-
-    fn cache(&self, sequences: usize) -> Cache {
-        Cache::new(self.blocks.len(), sequences)
-    }
-
-    fn hidden_cached(&self, tokens_bt: Tensor<2, Int>, counts: &[usize], cache: &mut Cache) -> Tensor<3> {
-        let chunk = cache.extend(counts, tokens_bt.dims()[1], self.context());
-        let x_btd = self.ends.embed_at(tokens_bt, chunk.positions(self.context()));
-        let layers = self.blocks.iter().zip(&mut cache.layers);
-        layers.fold(x_btd, |x_btd, (block, layer)| block.forward_cached(x_btd, layer, &chunk))
-    }
-
-    fn head(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        self.ends.logits(x_btd)
-    }
-
-    fn head_loss(&self, x_btd: Tensor<3>, targets: Targets) -> Tensor<1> {
-        self.ends.losses(x_btd, targets, 0.0, &Parallel::default()).cross_entropy
     }
 }
 

@@ -1,42 +1,56 @@
-//! GPT-2 as sharding units: the ends in one unit, because embedding and output share their matrix, and each block.
+//! GPT-2 as a list of calls: the ends are one unit, because embedding and output share their matrix, and so is each
+//! block.
 
-use super::{EmbeddingAndHead, Gpt2, Gpt2Block};
-use crate::family::{ModelUnits, Training, add_blocks, gather_all, gather_into, main_loss};
-use crate::{AnyModel, Batch, Gpt2Config};
-use burn::tensor::Device;
-use fsdp::{Fsdp, FsdpError, UnitId, Units};
+use super::Gpt2;
+use crate::cache::{Chunk, LayerCache};
+use crate::{Batch, Decoder, Training};
+use burn::tensor::{Int, Tensor};
+use fsdp::Calls;
 
-/// The units of a GPT-2.
-pub(super) struct Gpt2Units {
-    shape: Gpt2Config,
-    ends: UnitId<EmbeddingAndHead>,
-    blocks: Vec<UnitId<Gpt2Block>>,
-}
-
-impl Gpt2Units {
-    /// Adds the units and the calls of a training forward.
-    pub fn add(units: &mut Units<Batch>, shape: &Gpt2Config, training: &Training, device: &Device) -> Self {
-        let (model, all) = (Gpt2::new(shape, device), || training.parallel.clone());
-        let ends = units.add("ends", model.ends);
-        let of = all();
-        units.first(ends, move |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone(), &batch.micro, &of));
-        let blocks = add_blocks(units, model.blocks, |_| {
-            let of = all();
-            move |block: &Gpt2Block, x_bsd, batch: &Batch| block.forward(x_bsd, &batch.micro, &of)
-        });
-        let (of, z_loss_coef) = (all(), training.z_loss_coef);
-        units.last(ends, move |ends, x_bsd, batch| {
-            main_loss(batch, z_loss_coef, |targets, coef| ends.losses(x_bsd, targets, coef, &of))
-        });
-        Self { shape: shape.clone(), ends, blocks }
+impl Decoder for Gpt2 {
+    fn calls(&self, training: &Training) -> Calls<Self, Batch> {
+        let (mut calls, of) = (Calls::new(), training.parallel.clone());
+        calls.first(
+            "ends",
+            |gpt2: &Self| &gpt2.ends,
+            move |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone(), &batch.micro, &of),
+        );
+        for i in 0..self.blocks.len() {
+            let of = training.parallel.clone();
+            calls.then(
+                format!("blocks.{i}"),
+                move |gpt2: &Self| &gpt2.blocks[i],
+                move |block, x_bsd, batch| block.forward(x_bsd, &batch.micro, &of),
+            );
+        }
+        let training = training.clone();
+        calls.last(
+            "ends",
+            |gpt2: &Self| &gpt2.ends,
+            move |ends, x_bsd, batch| {
+                training.main_loss(batch, |targets, coef| ends.losses(x_bsd, targets, coef, &training.parallel))
+            },
+        );
+        calls
     }
-}
 
-impl ModelUnits for Gpt2Units {
-    fn gather(&self, fsdp: &Fsdp<Batch>, keep: bool, device: &Device) -> Result<Option<AnyModel>, FsdpError> {
-        let mut model = Gpt2::new(&self.shape, device);
-        gather_into(&mut model.ends, fsdp, self.ends, keep)?;
-        gather_all(&mut model.blocks, fsdp, &self.blocks, keep)?;
-        Ok(keep.then_some(AnyModel::Gpt2(model)))
+    fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    fn context(&self) -> usize {
+        self.config.n_positions
+    }
+
+    fn head(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        self.ends.logits(x_btd)
+    }
+
+    fn embed_cached(&self, tokens_bt: Tensor<2, Int>, chunk: &Chunk) -> Tensor<3> {
+        self.ends.embed_at(tokens_bt, chunk.positions(self.config.n_positions))
+    }
+
+    fn block_cached(&self, block: usize, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
+        self.blocks[block].forward_cached(x_btd, layer, chunk)
     }
 }

@@ -26,7 +26,7 @@ impl Pretrained {
         let (config, moe) = ModelConfig::from_hugging_face(folder)?;
         let family = config.family(moe.as_ref());
         let source_of = names(folder)?;
-        let model = family.model(device).fill(|path, shape| values(folder, &source_of(path), shape))?;
+        let model = config.model(moe.as_ref(), device).fill(|path, shape| values(folder, &source_of(path), shape))?;
         let format = family.hugging_face();
         format.check(folder)?;
         let unread = folder.unread().into_iter().filter(|name| !format.is_buffer(name)).collect();

@@ -1,13 +1,11 @@
-//! Llama as a [`Family`]: shape, limits and parameters.
+//! Llama as a [`Family`]: shape and limits.
 
-use super::units::LlamaUnits;
-use super::{Llama, cost, hf};
+use super::{Llama, cost, hf, parameters};
 use crate::cost::{Flops, Workload};
-use crate::family::{Family, HuggingFace, ModelUnits, Size, Training};
-use crate::layers::mixture::{mixture, mixture_count, swiglu};
-use crate::{AnyModel, Batch, Initial, LlamaConfig, ParameterSpec};
+use crate::family::{Family, HuggingFace, Size};
+use crate::layers::mixture::mixture_count;
+use crate::{Batch, Decoder, Initial, LlamaConfig, ParameterSpec, Training};
 use burn::tensor::Device;
-use comm::Cut;
 use fsdp::{CallBytes, CallTraffic, Units};
 use moe::MoeConfig;
 
@@ -21,35 +19,6 @@ impl<'a> LlamaFamily<'a> {
     /// A Llama of this shape; without experts all blocks are dense.
     pub fn new(shape: &'a LlamaConfig, moe: Option<&'a MoeConfig>) -> Self {
         Self { shape, moe }
-    }
-
-    /// The parameters of a block. Tensor-parallel ranks split heads and the columns of the dense and the shared SwiGLU.
-    /// Every rank has the norms and the router.
-    fn block(&self, layer: usize) -> Vec<ParameterSpec> {
-        let (shape, d) = (self.shape, self.shape.hidden_size);
-        let field = |field: &str| format!("blocks.{layer}.{field}");
-        let width = |heads: usize| heads.saturating_mul(shape.head_dim());
-        let [q, k] = [shape.num_attention_heads, shape.num_key_value_heads].map(width);
-        let projection = |name: &str, to: usize| {
-            let weight = ParameterSpec::matrix(field(&format!("self_attn.{name}.weight")), [d, to]).cut(Cut::COLUMNS);
-            let bias = ParameterSpec::bias(field(&format!("self_attn.{name}.bias")), to).cut(Cut { dim: 0, blocks: 1 });
-            [weight].into_iter().chain(shape.qkv_bias.then_some(bias))
-        };
-        let mut all = vec![ParameterSpec::gain(field("input_layernorm.gamma"), d)];
-        all.extend(
-            [("q_proj", q), ("k_proj", k), ("v_proj", k)].into_iter().flat_map(|(name, to)| projection(name, to)),
-        );
-        all.push(ParameterSpec::matrix(field("self_attn.o_proj.weight"), [q, d]).cut(Cut::ROWS));
-        if shape.qk_norm {
-            let gain = |name: &str| ParameterSpec::gain(field(&format!("self_attn.{name}.gamma")), shape.head_dim());
-            all.extend(["q_norm", "k_norm"].map(gain));
-        }
-        all.push(ParameterSpec::gain(field("post_attention_layernorm.gamma"), d));
-        match self.experts_of(layer) {
-            Some(moe) => all.extend(mixture(&field("mlp.Moe"), d, moe)),
-            None => all.extend(swiglu(&field("mlp.Dense"), d, shape.intermediate_size)),
-        }
-        all
     }
 
     /// The experts of a block.
@@ -171,17 +140,8 @@ impl Family for LlamaFamily<'_> {
         sizes
     }
 
-    /// The vocabulary of embedding and output matrix is split among tensor-parallel ranks; see also `block`.
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let LlamaConfig { vocab_size, hidden_size: d, num_hidden_layers, tie_word_embeddings: tied, .. } = *self.shape;
-        // A tied embedding is the output matrix too, so a token passes it once.
-        let embed = if tied { ParameterSpec::matrix } else { ParameterSpec::table };
-        let mut all = vec![embed("embed.weight", [vocab_size, d]).cut(Cut::ROWS)];
-        all.extend((0..num_hidden_layers).flat_map(|layer| self.block(layer)));
-        all.push(ParameterSpec::gain("head.norm.gamma", d));
-        let lm_head = || ParameterSpec::matrix("head.lm_head.weight", [d, vocab_size]).cut(Cut::COLUMNS);
-        all.extend((!tied).then(lm_head));
-        all
+        parameters::parameters(self.shape, self.moe)
     }
 
     fn initial(&self, seed: u64) -> Initial {
@@ -205,12 +165,13 @@ impl Family for LlamaFamily<'_> {
         cost::traffic(self.shape, self.moe, workload)
     }
 
-    fn model(&self, device: &Device) -> AnyModel {
-        AnyModel::Llama(Llama::new(self.shape, self.moe, device))
+    fn selection_bias(&self, layer: usize) -> String {
+        format!("blocks.{layer}.mlp.Moe.router.bias")
     }
 
-    fn add_units(&self, units: &mut Units<Batch>, training: &Training, device: &Device) -> Box<dyn ModelUnits> {
-        Box::new(LlamaUnits::add(units, (self.shape, self.moe), training, device))
+    fn units(&self, training: &Training, device: &Device) -> Units<Batch> {
+        let model = Llama::new(self.shape, self.moe, device);
+        model.calls(training).into_units(model)
     }
 
     fn hugging_face(&self) -> Box<dyn HuggingFace + '_> {

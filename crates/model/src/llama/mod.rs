@@ -5,6 +5,7 @@ mod config;
 mod cost;
 mod family;
 pub(crate) mod hf;
+mod parameters;
 mod units;
 
 pub use attention::LlamaAttention;
@@ -13,12 +14,12 @@ pub(crate) use family::LlamaFamily;
 
 use crate::cache::{Chunk, LayerCache};
 use crate::layers::vocabulary::{self, VocabularyHead};
-use crate::{BlockOutput, Cache, Family, Initial, LanguageModel, MicroBatch, Mlp, Parallel, RmsNorm, Rope, Targets};
+use crate::{BlockOutput, Initial, MicroBatch, Mlp, Parallel, RmsNorm, Rope, Targets};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
 use comm::TensorParallel;
-use fused::{Losses, embedding, linear, linear_transposed};
+use fused::Losses;
 use moe::MoeConfig;
 
 /// A Llama model.
@@ -65,7 +66,7 @@ impl Llama {
 
     /// The initialization that [`init`](Self::init) applies.
     pub fn initial(config: &LlamaConfig, moe: Option<&MoeConfig>, seed: u64) -> Initial {
-        LlamaFamily::new(config, moe).initial(seed)
+        Initial::new("llama", seed, parameters::parameters(config, moe))
     }
 
     /// Returns a model whose parameters are not set yet.
@@ -85,45 +86,6 @@ impl Llama {
             },
             config: config.clone(),
         }
-    }
-}
-
-impl LanguageModel for Llama {
-    fn hidden_of(&self, tokens_bt: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
-        let (x_btd, alone) = (embedding(self.embed.weight.val(), tokens_bt), Parallel::default());
-        self.blocks.iter().fold(x_btd, |x_btd, block| block.forward_over(x_btd, batch, &alone).x_btd)
-    }
-
-    fn context(&self) -> usize {
-        self.config.max_position_embeddings
-    }
-
-    fn cache(&self, sequences: usize) -> Cache {
-        Cache::new(self.blocks.len(), sequences)
-    }
-
-    fn hidden_cached(&self, tokens_bt: Tensor<2, Int>, counts: &[usize], cache: &mut Cache) -> Tensor<3> {
-        let chunk = cache.extend(counts, tokens_bt.dims()[1], self.context());
-        let x_btd = embedding(self.embed.weight.val(), tokens_bt);
-        let layers = self.blocks.iter().zip(&mut cache.layers);
-        layers.fold(x_btd, |x_btd, (block, layer)| block.forward_cached(x_btd, layer, &chunk))
-    }
-
-    fn head(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        let normed_btd = self.head.norm.forward(x_btd);
-        match &self.head.lm_head {
-            Some(lm_head) => linear(normed_btd, lm_head.weight.val(), None),
-            None => linear_transposed(normed_btd, self.embed.weight.val()),
-        }
-    }
-
-    fn head_loss(&self, x_btd: Tensor<3>, targets: Targets) -> Tensor<1> {
-        let (alone, vocab) = (TensorParallel::default(), self.config.vocab_size);
-        let losses = match self.head.lm_head {
-            Some(_) => self.head.losses(x_btd, targets, 0.0, vocab, &alone),
-            None => tied_losses(&self.embed, self.head.norm.forward(x_btd), targets, 0.0, vocab, &alone),
-        };
-        losses.cross_entropy
     }
 }
 

@@ -1,74 +1,80 @@
-//! Llama as sharding units: the embedding, each block, and the head.
+//! Llama as a list of calls: the embedding, each block, and the head.
 //!
 //! With an output matrix of its own the head is one call. If the output matrix is the embedding, the head's unit holds
 //! the final norm only, and a second call of the embedding's unit computes the loss.
 
-use super::{Llama, LlamaBlock, LlamaHead, embed, tied_losses};
-use crate::family::{ModelUnits, Training, add_blocks, gather_all, gather_into, main_loss};
-use crate::{AnyModel, Batch, LlamaConfig};
-use burn::nn::Embedding;
-use burn::tensor::{Device, Tensor};
-use fsdp::{Fsdp, FsdpError, UnitId, Units};
-use moe::MoeConfig;
+use super::{Llama, LlamaHead, embed, tied_losses};
+use crate::cache::{Chunk, LayerCache};
+use crate::{Batch, Decoder, Training};
+use burn::tensor::{Int, Tensor};
+use fsdp::Calls;
+use fused::{embedding, linear, linear_transposed};
 
-/// The units of a Llama.
-pub(super) struct LlamaUnits {
-    shape: LlamaConfig,
-    moe: Option<MoeConfig>,
-    embed: UnitId<Embedding>,
-    blocks: Vec<UnitId<LlamaBlock>>,
-    head: UnitId<LlamaHead>,
-}
-
-impl LlamaUnits {
-    /// Adds the units and the calls of a training forward. Blocks with experts record their token assignments.
-    pub fn add(
-        units: &mut Units<Batch>,
-        (shape, moe): (&LlamaConfig, Option<&MoeConfig>),
-        training: &Training,
-        device: &Device,
-    ) -> Self {
-        let model = Llama::new(shape, moe, device);
-        let (vocab, coef, tp) = (shape.vocab_size, training.z_loss_coef, || training.parallel.sequences.tp.clone());
-        let embedding = units.add("embed", model.embed);
-        let of = tp();
-        units.first(embedding, move |table: &Embedding, batch: &Batch| {
-            embed(table, batch.inputs_bt.clone(), vocab, &of)
-        });
-        let blocks = add_blocks(units, model.blocks, |layer| {
-            let (loads, parallel) = (training.loads.clone(), training.parallel.clone());
-            move |block: &LlamaBlock, x_bsd, batch: &Batch| {
-                let output = block.forward_over(x_bsd, &batch.micro, &parallel);
-                output.record(&loads, layer, &batch.micro);
-                (output.x_btd, output.aux_loss)
-            }
-        });
-        let head = units.add("head", model.head);
-        let of = tp();
-        if shape.tie_word_embeddings {
-            units.then(head, |head: &LlamaHead, x_bsd: Tensor<3>, _: &Batch| head.norm.forward(x_bsd));
-            units.last(embedding, move |table, normed_bsd, batch| {
-                main_loss(batch, coef, |targets, coef| tied_losses(table, normed_bsd, targets, coef, vocab, &of))
-            });
-        } else {
-            units.last(head, move |head, x_bsd, batch| {
-                main_loss(batch, coef, |targets, coef| head.losses(x_bsd, targets, coef, vocab, &of))
-            });
+impl Decoder for Llama {
+    fn calls(&self, training: &Training) -> Calls<Self, Batch> {
+        let (mut calls, vocab) = (Calls::new(), self.config.vocab_size);
+        let of = training.parallel.sequences.tp.clone();
+        calls.first(
+            "embed",
+            |llama: &Self| &llama.embed,
+            move |table, batch: &Batch| embed(table, batch.inputs_bt.clone(), vocab, &of),
+        );
+        for i in 0..self.blocks.len() {
+            let of = training.clone();
+            calls.then(
+                format!("blocks.{i}"),
+                move |llama: &Self| &llama.blocks[i],
+                move |block, x_bsd, batch| {
+                    let output = block.forward_over(x_bsd, &batch.micro, &of.parallel);
+                    output.record(&of.loads, i, &batch.micro);
+                    (output.x_btd, output.aux_loss)
+                },
+            );
         }
-        Self { shape: shape.clone(), moe: moe.cloned(), embed: embedding, blocks, head }
+        let (of, tp) = (training.clone(), training.parallel.sequences.tp.clone());
+        match self.head.lm_head {
+            None => {
+                calls.then("head", |llama: &Self| &llama.head, |head, x_bsd, _| head.norm.forward(x_bsd));
+                calls.last(
+                    "embed",
+                    |llama: &Self| &llama.embed,
+                    move |table, normed_bsd, batch| {
+                        of.main_loss(batch, |targets, coef| tied_losses(table, normed_bsd, targets, coef, vocab, &tp))
+                    },
+                );
+            }
+            Some(_) => calls.last(
+                "head",
+                |llama: &Self| &llama.head,
+                move |head: &LlamaHead, x_bsd, batch| {
+                    of.main_loss(batch, |targets, coef| head.losses(x_bsd, targets, coef, vocab, &tp))
+                },
+            ),
+        }
+        calls
     }
-}
 
-impl ModelUnits for LlamaUnits {
-    fn gather(&self, fsdp: &Fsdp<Batch>, keep: bool, device: &Device) -> Result<Option<AnyModel>, FsdpError> {
-        let mut model = Llama::new(&self.shape, self.moe.as_ref(), device);
-        gather_into(&mut model.embed, fsdp, self.embed, keep)?;
-        gather_all(&mut model.blocks, fsdp, &self.blocks, keep)?;
-        gather_into(&mut model.head, fsdp, self.head, keep)?;
-        Ok(keep.then_some(AnyModel::Llama(model)))
+    fn blocks(&self) -> usize {
+        self.blocks.len()
     }
 
-    fn add_to_selection_bias(&self, fsdp: &mut Fsdp<Batch>, layer: usize, delta: &[f32]) {
-        fsdp.add_to_parameter(self.blocks[layer], "mlp.Moe.router.bias", delta);
+    fn context(&self) -> usize {
+        self.config.max_position_embeddings
+    }
+
+    fn head(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        let normed_btd = self.head.norm.forward(x_btd);
+        match &self.head.lm_head {
+            Some(lm_head) => linear(normed_btd, lm_head.weight.val(), None),
+            None => linear_transposed(normed_btd, self.embed.weight.val()),
+        }
+    }
+
+    fn embed_cached(&self, tokens_bt: Tensor<2, Int>, _: &Chunk) -> Tensor<3> {
+        embedding(self.embed.weight.val(), tokens_bt)
+    }
+
+    fn block_cached(&self, block: usize, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
+        self.blocks[block].forward_cached(x_btd, layer, chunk)
     }
 }

@@ -9,7 +9,7 @@ use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use comm::ContextParallel;
 use common::{Loaded, reference};
 use model::hf::{Folder, Pretrained, Source, bind, names};
-use model::{DeepSeek, Documents, Gpt2, LanguageModel, Llama, MicroBatch, MtpBatch, Targets, TokenRows};
+use model::{Batch, DeepSeek, Documents, Gpt2, LanguageModel, Llama, MicroBatch, MtpBatch, Targets, TokenRows};
 use moe::MoeConfig;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -77,7 +77,8 @@ fn documents_in_one_row_equal_transformers() {
         let logits = model.head(model.hidden_of(tokens.clone(), &batch));
         assert_close(name, &floats_of(logits), &floats(&expected, "logits"), LOGITS);
         train_as_transformers(pretrained, &path, &expected, |model| {
-            model.head_loss(model.hidden_of(tokens.clone(), &batch), Targets::all(targets.clone()))
+            let batch = Batch { micro: batch.clone(), ..Batch::new(tokens.clone(), Targets::all(targets.clone())) };
+            model.losses(&batch).loss
         });
     }
 }

@@ -234,7 +234,7 @@ fn measure(
         let (sequences, counts) = (window.sequences, maker.count(&window));
         bytes.iter_mut().for_each(|bytes| bytes.add(maker.targets(&window)));
         let window = maker.for_evaluation(window)?;
-        let loss = model.head_loss(model.hidden_of(window.inputs_bt, &window.micro), window.targets);
+        let loss = model.losses(&window).loss;
         nats += f64::from(loss.into_scalar::<f32>()) * counts.positions;
         predicted += counts.labels;
         bar.inc(sequences as u64);

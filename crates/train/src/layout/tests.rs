@@ -68,7 +68,7 @@ fn metered(config: &Config) -> Vec<(Received, usize)> {
         let (loads, parallel) = (ExpertLoads::new(config.moe.as_ref()), Parallel::new(&config.fsdp(), &comm)?);
         let device = Device::flex();
         let maker = BatchMaker::new(&config, None, parallel.sequences.clone(), &device);
-        let (units, _) = units(&config, &loads, &parallel, &device);
+        let units = units(&config, &loads, &parallel, &device);
         let mut fsdp = Fsdp::new(units, comm, config.fsdp())?;
         let (sequences, count) = (config.micro_batch_size(), config.micro_batches());
         let batch = |i: usize| {

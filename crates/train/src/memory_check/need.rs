@@ -80,7 +80,7 @@ pub fn micro_batches(config: &Config) -> (usize, usize) {
 
 /// Forecasts a rank's memory from shapes alone.
 pub fn forecast(config: &Config, rank: usize) -> Forecast {
-    let (units, _) = units(config, &ExpertLoads::new(config.moe.as_ref()), &Parallel::default(), &Device::flex());
+    let units = units(config, &ExpertLoads::new(config.moe.as_ref()), &Parallel::default(), &Device::flex());
     let micro_batches = config.micro_batches();
     let calls = config.family().memory(&workload(config, rank));
     let run =

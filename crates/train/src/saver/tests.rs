@@ -35,7 +35,7 @@ fn a_checkpoint_of_ranks_whose_copies_differ_is_not_completed() {
             let mut fsdp = Fsdp::new(units, comm, config)?;
             fsdp.train_step(&[Tensor::ones([1, 2, 4], &Device::flex())], 0.1)?;
             if spoilt == Some(rank) {
-                fsdp.add_to_parameter(first, "bias", &[1e-6; 4]);
+                fsdp.add_to_parameter("first.bias", &[1e-6; 4]);
             }
             let mut saver = saver(of_rank.clone(), rank, A_WEEK);
             saver.start(fsdp.state(), Index { step: 1, world_size: 2, ..Index::default() });

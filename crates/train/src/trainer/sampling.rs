@@ -30,7 +30,8 @@ impl Trainer<'_> {
             fits.err().iter().for_each(|line| self.recorder.say(&format!("warning: {line}")));
             return Ok(None);
         }
-        let Some(model) = self.parts.gather(&self.fsdp, self.rank == 0, &self.device)? else {
+        let model = config.new_model(&self.device);
+        let Some(model) = model.gather(&self.fsdp, self.rank == 0)? else {
             return Ok(None);
         };
         let line = tokenizer.encode("\n").ok().filter(|tokens| !tokens.is_empty());

@@ -118,7 +118,7 @@ fn moves(config: &Config) -> Moves {
         let (loads, parallel) = (ExpertLoads::new(config.moe.as_ref()), Parallel::new(&of_fsdp, &comm)?);
         // One of the tokens ends a document.
         let maker = BatchMaker::new(&config, Some(4), parallel.sequences.clone(), &Device::flex());
-        let (units, parts) = units(&config, &loads, &parallel, &Device::flex());
+        let units = units(&config, &loads, &parallel, &Device::flex());
         let mut fsdp = Fsdp::new(units, comm, of_fsdp)?;
         let (rank, ranks) = fsdp.data_parallel();
         let each = MICRO_BATCHES.len() / ranks;
@@ -126,7 +126,7 @@ fn moves(config: &Config) -> Moves {
         let weights: Vec<f64> = mine.iter().map(|rows| rows.len() as f64).collect();
         let parameters = |fsdp: &Fsdp<Batch>| {
             let mut flat = Flat(vec![]);
-            parts.gather(fsdp, true, &Device::flex())?.expect("it is kept").visit(&mut flat);
+            config.new_model(&Device::flex()).gather(fsdp, true)?.expect("it is kept").visit(&mut flat);
             Ok::<_, FsdpError>(flat.0)
         };
         let (mut before, mut moves, mut numbers) = (parameters(&fsdp)?, vec![], vec![]);
@@ -315,9 +315,9 @@ fn the_loss_of_documents_apart_is_the_mean_over_what_each_predicts() {
     let of_ranks = run_ranks(vec![Device::flex()], Duration::from_secs(60), move |comm| {
         let (loads, parallel) = (ExpertLoads::new(config.moe.as_ref()), Parallel::default());
         let maker = BatchMaker::new(&config, Some(4), parallel.sequences.clone(), &Device::flex());
-        let (units, parts) = units(&config, &loads, &parallel, &Device::flex());
+        let units = units(&config, &loads, &parallel, &Device::flex());
         let mut fsdp = Fsdp::new(units, comm, config.fsdp())?;
-        let model = parts.gather(&fsdp, true, &Device::flex())?.expect("it is kept");
+        let model = config.new_model(&Device::flex()).gather(&fsdp, true)?.expect("it is kept");
         let (mut nats, mut labels) = (0.0, 0.0);
         for data::Batch { inputs, targets, .. } in MICRO_BATCHES.iter().map(|rows| tokens(rows, 0, T)) {
             for (inputs, targets) in inputs.chunks(T).zip(targets.chunks(T)) {
@@ -368,7 +368,7 @@ fn received(config: &Config) -> [u64; 3] {
         let of_fsdp = config.fsdp();
         let (loads, parallel) = (ExpertLoads::new(config.moe.as_ref()), Parallel::new(&of_fsdp, &comm)?);
         let maker = BatchMaker::new(&config, Some(4), parallel.sequences.clone(), &Device::flex());
-        let (units, _) = units(&config, &loads, &parallel, &Device::flex());
+        let units = units(&config, &loads, &parallel, &Device::flex());
         let mut fsdp = Fsdp::new(units, comm, of_fsdp)?;
         let count = |fsdp: &Fsdp<Batch>| {
             let table = fsdp.traffic().0;

@@ -5,8 +5,8 @@ mod import;
 
 pub(crate) use import::config;
 
-use super::DeepSeekFamily;
-use crate::family::{Family, HuggingFace};
+use super::parameters;
+use crate::family::HuggingFace;
 use crate::hf::{Folder, HfError, Source};
 use crate::{DeepSeekConfig, ParameterSpec};
 use export::{absent_shared_experts, to_json};
@@ -41,7 +41,7 @@ impl HuggingFace for DeepSeekFolder<'_> {
     /// With sigmoid scores, transformers' model always has the selection bias.
     fn parameters(&self) -> Vec<ParameterSpec> {
         let moe = MoeConfig { selection_bias: self.moe.score_func == ScoreFunc::Sigmoid, ..self.moe.clone() };
-        DeepSeekFamily::new(self.shape, Some(&moe)).parameters()
+        parameters::parameters(self.shape, &moe)
     }
 
     fn copies(&self) -> Vec<(String, &'static str, [usize; 2])> {

@@ -7,8 +7,8 @@ mod rope;
 
 pub(crate) use import::config;
 
-use super::LlamaFamily;
-use crate::family::{Family, HuggingFace};
+use super::parameters;
+use crate::family::HuggingFace;
 use crate::hf::{Folder, HfError, Source};
 use crate::{LlamaConfig, ParameterSpec};
 use export::{model_type, to_json};
@@ -42,7 +42,7 @@ impl HuggingFace for LlamaFolder<'_> {
     }
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        LlamaFamily::new(self.shape, self.moe).parameters()
+        parameters::parameters(self.shape, self.moe)
     }
 
     /// transformers does not tie an output matrix that differs from the embedding, whatever `config.json` says.

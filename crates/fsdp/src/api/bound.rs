@@ -1,0 +1,220 @@
+//! Modules of any type, which have values only while a call computes with them.
+
+use crate::shard::layout::{NamedShape, params};
+use crate::shard::storage::device::Leaf;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Gradients, Tensor};
+use fused::weight_gradients::{Destination, GradientBuffer};
+use std::any::Any;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// The value of a parameter: its shape and elements.
+pub(crate) type Value = (Vec<usize>, Tensor<1>);
+
+/// A module of any type.
+pub(crate) trait AnyUnit {
+    fn name(&self) -> &str;
+
+    /// Returns the names and shapes of the parameters in visiting order.
+    fn params(&self) -> Vec<NamedShape>;
+
+    /// Passes the parameter values to `take`, flat and one at a time; the module releases them.
+    fn take_values(&mut self, take: &mut dyn FnMut(Tensor<1>));
+
+    /// Releases the parameter values, which may never have been created.
+    fn release(&mut self);
+
+    /// Returns the module with these parameters, given in visiting order; if `tracked`, each is the leaf of a graph.
+    fn bind(&self, values: &mut dyn Iterator<Item = Value>, tracked: bool) -> Box<dyn Bound>;
+}
+
+/// A module with values.
+pub(crate) trait Bound {
+    fn module(&self) -> &dyn Any;
+
+    /// Returns the parameters that are on a device.
+    fn leaves(&self) -> Vec<Leaf>;
+
+    /// Adds where the parameters' gradients go on a device; `next` returns the buffer of each parameter and
+    /// its offset there.
+    fn destinations(
+        &self,
+        next: &mut dyn FnMut() -> (Option<Rc<GradientBuffer>>, usize),
+        destinations: &mut Vec<Destination>,
+    );
+
+    /// Returns the gradients of the parameters, flat; `None` if the loss does not depend on a parameter.
+    fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Tensor<1>>>;
+}
+
+pub(crate) struct ModuleUnit<M> {
+    name: String,
+    /// `None` only while the values are taken.
+    module: Option<M>,
+    params: Vec<NamedShape>,
+}
+
+struct BoundModule<M>(M);
+
+impl<M: Module> ModuleUnit<M> {
+    pub fn new(name: String, module: M) -> Self {
+        Self { name, params: params(&module), module: Some(module) }
+    }
+
+    fn map(&mut self, mapper: &mut impl ModuleMapper) {
+        self.module = self.module.take().map(|module| module.map(mapper));
+    }
+}
+
+impl<M: Module + 'static> AnyUnit for ModuleUnit<M> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn params(&self) -> Vec<NamedShape> {
+        self.params.clone()
+    }
+
+    fn take_values(&mut self, take: &mut dyn FnMut(Tensor<1>)) {
+        self.map(&mut Take(take));
+    }
+
+    fn release(&mut self) {
+        self.map(&mut Release);
+    }
+
+    fn bind(&self, values: &mut dyn Iterator<Item = Value>, tracked: bool) -> Box<dyn Bound> {
+        let module = self.module.clone().expect("it is there but while its values are taken");
+        Box::new(BoundModule(module.map(&mut Bind { values, tracked })))
+    }
+}
+
+impl<M: Module + 'static> Bound for BoundModule<M> {
+    fn module(&self) -> &dyn Any {
+        &self.0
+    }
+
+    fn leaves(&self) -> Vec<Leaf> {
+        let mut leaves = Leaves(vec![]);
+        self.0.visit(&mut leaves);
+        leaves.0
+    }
+
+    fn destinations(
+        &self,
+        next: &mut dyn FnMut() -> (Option<Rc<GradientBuffer>>, usize),
+        destinations: &mut Vec<Destination>,
+    ) {
+        self.0.visit(&mut Destinations { next, destinations });
+    }
+
+    fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Tensor<1>>> {
+        let mut taken = TakeGradients { gradients, flat: vec![] };
+        self.0.visit(&mut taken);
+        taken.flat
+    }
+}
+
+fn flat<const D: usize>(value: Tensor<D>) -> Tensor<1> {
+    let len = value.shape().num_elements();
+    value.reshape([len])
+}
+
+/// Returns a parameter at rest, which holds no memory.
+fn empty<const D: usize>(param: &Param<Tensor<D>>) -> Param<Tensor<D>> {
+    Param::initialized(param.id, Tensor::empty([0; D], &param.lazy_device()))
+}
+
+struct Leaves(Vec<Leaf>);
+
+impl ModuleVisitor for Leaves {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.extend(Leaf::of(param.val().inner()));
+    }
+}
+
+struct Destinations<'a> {
+    next: &'a mut dyn FnMut() -> (Option<Rc<GradientBuffer>>, usize),
+    destinations: &'a mut Vec<Destination>,
+}
+
+impl ModuleVisitor for Destinations<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let (buffer, start) = (self.next)();
+        self.destinations.extend(buffer.and_then(|buffer| Destination::new(&param.val(), &buffer, start)));
+    }
+}
+
+struct TakeGradients<'a> {
+    gradients: &'a mut Gradients,
+    flat: Vec<Option<Tensor<1>>>,
+}
+
+impl ModuleVisitor for TakeGradients<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.flat.push(param.val().grad_remove(self.gradients).map(flat));
+    }
+}
+
+/// Takes values one at a time, so that a module with lazily initialized parameters never holds all of them.
+struct Take<'a>(&'a mut dyn FnMut(Tensor<1>));
+
+impl ModuleMapper for Take<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let empty = empty(&param);
+        (self.0)(flat(param.val()));
+        empty
+    }
+}
+
+struct Release;
+
+impl ModuleMapper for Release {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        empty(&param)
+    }
+}
+
+struct Bind<'a> {
+    values: &'a mut dyn Iterator<Item = Value>,
+    tracked: bool,
+}
+
+impl ModuleMapper for Bind<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        bound(&param, self.values.next().expect("a value for each parameter"), self.tracked)
+    }
+}
+
+fn bound<const D: usize>(param: &Param<Tensor<D>>, (shape, value): Value, tracked: bool) -> Param<Tensor<D>> {
+    let shape: [usize; D] = shape.try_into().expect("a parameter's value has as many dimensions");
+    let value = value.reshape(shape);
+    Param::initialized(param.id, if tracked { value.autodiff().require_grad() } else { value })
+}
+
+/// Returns the module with these parameters, which are given by their paths.
+pub(crate) fn with_values<M: Module>(module: M, values: HashMap<String, Value>) -> M {
+    module.map(&mut BindByPath { path: vec![], values })
+}
+
+struct BindByPath {
+    path: Vec<String>,
+    values: HashMap<String, Value>,
+}
+
+impl ModuleMapper for BindByPath {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let path = self.path.join(".");
+        let value = self.values.remove(&path).unwrap_or_else(|| panic!("no unit has the parameter {path}"));
+        bound(&param, value, false)
+    }
+}

@@ -1,0 +1,154 @@
+//! A model as a list of calls, each with the part of the model that computes it.
+
+use crate::api::call::{Activation, Forward, Loss, Output, Role, add, expect};
+use crate::api::units::Units;
+use burn::module::Module;
+use burn::tensor::Tensor;
+use std::any::Any;
+use std::collections::HashMap;
+
+/// The calls of a model's forward, in order; `M` is the model and `B` the batch.
+///
+/// A call names a part of the model and gives the function that computes with it. [`run`](Self::run) applies the list
+/// to a whole model on one device. [`into_units`](Self::into_units) makes the same list ready for sharded training, with
+/// one unit for each part.
+///
+/// ```
+/// use burn::{module::Module, nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
+///
+/// #[derive(Module, Debug)]
+/// struct Mlp { layers: Vec<Linear>, head: Linear }
+///
+/// let device = Device::flex();
+/// let layers = vec![LinearConfig::new(4, 4).init(&device)];
+/// let model = Mlp { layers, head: LinearConfig::new(4, 1).init(&device) };
+///
+/// let mut calls = fsdp::Calls::<Mlp, Tensor<3>>::new();
+/// calls.first("layers.0", |mlp| &mlp.layers[0], |linear, batch| linear.forward(batch.clone()));
+/// calls.last("head", |mlp| &mlp.head, |linear, x, _batch| linear.forward(x).mean());
+///
+/// let loss = calls.run(&model, &Tensor::ones([1, 2, 4], &device)).loss;
+/// let units = calls.into_units(model); // for Fsdp::new
+/// # assert_eq!(loss.dims(), [1]);
+/// # drop(units);
+/// ```
+pub struct Calls<M, B>(Vec<PartCall<M, B>>);
+
+struct PartCall<M, B> {
+    /// Path of the part in the model, which is also the name of its unit.
+    path: String,
+    part: Box<dyn Fn(&M) -> &dyn Any>,
+    add: Box<AddUnit<M, B>>,
+    role: Role,
+    forward: Forward<B>,
+}
+
+/// Adds the unit of a model's part, and returns its index.
+type AddUnit<M, B> = dyn Fn(&M, &mut Units<B>) -> usize;
+
+impl<M: 'static, B: 'static> Calls<M, B> {
+    /// Creates an empty list.
+    pub fn new() -> Self {
+        Self(vec![])
+    }
+
+    /// Adds the first call: from the batch to an activation. `path` is the path of fields to the part.
+    pub fn first<P: Module + 'static>(
+        &mut self,
+        path: impl Into<String>,
+        part: impl Fn(&M) -> &P + Clone + 'static,
+        forward: impl Fn(&P, &B) -> Tensor<3> + 'static,
+    ) {
+        let forward = move |part: &P, _, batch: &B| Output::Activation(forward(part, batch).into());
+        self.push(path, part, Role::First, forward);
+    }
+
+    /// Adds the next call: from an activation to an activation, with or without a loss of its own.
+    pub fn then<P: Module + 'static, A: Into<Activation>>(
+        &mut self,
+        path: impl Into<String>,
+        part: impl Fn(&M) -> &P + Clone + 'static,
+        forward: impl Fn(&P, Tensor<3>, &B) -> A + 'static,
+    ) {
+        let forward = move |part: &P, x, batch: &B| Output::Activation(forward(part, expect(x), batch).into());
+        self.push(path, part, Role::Middle, forward);
+    }
+
+    /// Adds the last call: from an activation to the batch's mean loss, `[1]`, in fp32.
+    pub fn last<P: Module + 'static, L: Into<Loss>>(
+        &mut self,
+        path: impl Into<String>,
+        part: impl Fn(&M) -> &P + Clone + 'static,
+        forward: impl Fn(&P, Tensor<3>, &B) -> L + 'static,
+    ) {
+        let forward = move |part: &P, x, batch: &B| Output::Loss(forward(part, expect(x), batch).into());
+        self.push(path, part, Role::Last, forward);
+    }
+
+    fn push<P: Module + 'static>(
+        &mut self,
+        path: impl Into<String>,
+        part: impl Fn(&M) -> &P + Clone + 'static,
+        role: Role,
+        forward: impl Fn(&P, Option<Tensor<3>>, &B) -> Output + 'static,
+    ) {
+        let path = path.into();
+        let (name, of) = (path.clone(), part.clone());
+        self.0.push(PartCall {
+            path,
+            part: Box::new(move |model| part(model)),
+            add: Box::new(move |model, units| units.add(name.clone(), of(model).clone()).index),
+            role,
+            forward: Box::new(move |part, x, batch| {
+                forward(part.downcast_ref().expect("a call's part has the type of its function"), x, batch)
+            }),
+        });
+    }
+
+    /// Applies the first calls to a whole model, up to number `end`. Returns the last one's activation; losses of their
+    /// own are dropped.
+    ///
+    /// # Panics
+    /// If one of the calls returns the model's loss, or `end` is 0.
+    pub fn activation(&self, model: &M, end: usize, batch: &B) -> Tensor<3> {
+        let run = |x, call: &PartCall<M, B>| match (call.forward)((call.part)(model), x, batch) {
+            Output::Activation(activation) => Some(activation.x),
+            Output::Loss(_) => panic!("the call of {} returns a loss", call.path),
+        };
+        self.0[..end].iter().fold(None, run).expect("there is a call")
+    }
+
+    /// Applies all calls to a whole model. Returns the last one's loss and the sum of all other losses, `[1]` each.
+    ///
+    /// # Panics
+    /// If the list does not end with the call of a loss.
+    pub fn run(&self, model: &M, batch: &B) -> Loss {
+        let (mut x, mut aux) = (None, None);
+        for call in &self.0 {
+            match (call.forward)((call.part)(model), x.take(), batch) {
+                Output::Activation(activation) => {
+                    aux = add(aux, activation.aux);
+                    x = Some(activation.x);
+                }
+                Output::Loss(Loss { loss, aux: own }) => return Loss { loss, aux: add(aux, own) },
+            }
+        }
+        panic!("the last call returns no loss")
+    }
+
+    /// Makes the calls of a model ready for sharded training: the parts become units, in the order of their first calls.
+    pub fn into_units(self, model: M) -> Units<B> {
+        let (mut units, mut ids) = (Units::new(), HashMap::new());
+        for PartCall { path, add, role, forward, .. } in self.0 {
+            let unit = *ids.entry(path).or_insert_with(|| add(&model, &mut units));
+            units.push(unit, role, forward);
+        }
+        units
+    }
+}
+
+impl<M: 'static, B: 'static> Default for Calls<M, B> {
+    fn default() -> Self {
+        Self::new()
+    }
+}

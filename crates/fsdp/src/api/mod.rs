@@ -1,0 +1,9 @@
+//! What a user of the crate passes in: a model as units and calls, the configuration, and the errors that come back.
+
+pub mod bound;
+pub mod call;
+pub mod calls;
+pub mod config;
+pub mod error;
+pub mod precision;
+pub mod units;

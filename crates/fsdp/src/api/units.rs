@@ -1,0 +1,210 @@
+//! A model as its user defines it: units, and the calls that a forward makes to them.
+
+use crate::api::bound::{AnyUnit, ModuleUnit};
+use crate::api::call::{Activation, Call, Forward, Loss, Output, Role, expect};
+use crate::groups::plan::Class;
+use crate::{FloatType, FsdpConfig};
+use burn::module::Module;
+use burn::tensor::Tensor;
+use comm::{Cut, FirstError};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// A model as units and the calls that a forward makes to them; `B` is the batch, which only the calls inspect.
+///
+/// The function of a call gets a module whose parameters exist only while it runs. It must return newly computed
+/// values, not a parameter or a view of one. It must not pass a parameter to another thread or keep a slice of its
+/// memory (`try_into_primitive`), which is freed after the function returns.
+///
+/// A unit may be called more than once (tied embeddings): it is gathered for each call, and its gradients are added
+/// before they are communicated.
+///
+/// ```
+/// use burn::{nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
+///
+/// let device = Device::flex();
+/// let mut units = fsdp::Units::<Tensor<3>>::new();
+/// let input = units.add("input", LinearConfig::new(4, 8).init(&device));
+/// let output = units.add("output", LinearConfig::new(8, 1).init(&device));
+/// units.first(input, |linear: &Linear, batch| linear.forward(batch.clone()));
+/// units.last(output, |linear: &Linear, x, _batch| linear.forward(x).mean());
+/// ```
+pub struct Units<B> {
+    pub(crate) units: Vec<Box<dyn AnyUnit>>,
+    pub(crate) calls: Vec<Call<B>>,
+    /// The roles of the calls.
+    pub(crate) roles: Vec<Role>,
+    pub(crate) initializer: Option<Box<Initializer>>,
+    pub(crate) rules: ParameterRules,
+    pub(crate) first_error: FirstError,
+    pub(crate) shape: Option<Box<ShapeOf<B>>>,
+}
+
+/// Returns the number of sequences in a batch, and their length.
+pub(crate) type ShapeOf<B> = dyn Fn(&B) -> [usize; 2];
+
+/// Returns how a parameter is cut, by its name.
+type CutOf = dyn Fn(&str) -> Option<Cut>;
+
+/// Selects by name the parameters that are kept differently from others.
+pub(crate) struct ParameterRules {
+    is_expert: Box<dyn Fn(&str) -> bool>,
+    is_fp32: Box<dyn Fn(&str) -> bool>,
+    cut: Box<CutOf>,
+}
+
+impl ParameterRules {
+    /// Returns the class of a parameter, and how it is cut.
+    pub fn class_of(&self, config: &FsdpConfig) -> impl Fn(&str) -> (Class, Option<Cut>) {
+        let (spread, cuts, rounds) = (config.ep > 1, config.tp > 1, config.precision.param != FloatType::Fp32);
+        move |name: &str| match (self.cut)(name).filter(|_| cuts) {
+            _ if spread && (self.is_expert)(name) => (Class::Expert, Some(Cut::ROWS)),
+            Some(cut) => (Class::Tensor, Some(cut)),
+            None if rounds && (self.is_fp32)(name) => (Class::Fp32, None),
+            None => (Class::Dense, None),
+        }
+    }
+}
+
+/// Returns the values of runs of a parameter's elements, flat and concatenated. The arguments are its name (the unit's
+/// name, a dot, the path of fields), its number of dimensions, and the runs.
+pub(crate) type Initializer = dyn Fn(&str, usize, &[Range<usize>]) -> Vec<f32>;
+
+/// The source of a model's parameter values.
+#[derive(Clone, Copy)]
+pub(crate) enum ValuesFrom<'a> {
+    /// The modules have them or create them.
+    Modules,
+    /// Each rank draws the values that it holds.
+    Initializer(&'a Initializer),
+    /// A state is loaded later, so none are created.
+    State,
+}
+
+/// Identifies a unit of [`Units`] and the type of its module.
+pub struct UnitId<M> {
+    pub(crate) index: usize,
+    module: PhantomData<fn() -> M>,
+}
+
+impl<M> Clone for UnitId<M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for UnitId<M> {}
+
+impl<B: 'static> Units<B> {
+    /// Creates a model without units.
+    pub fn new() -> Self {
+        let rules = ParameterRules {
+            is_expert: Box::new(|_: &str| false),
+            is_fp32: Box::new(|_: &str| false),
+            cut: Box::new(|_: &str| None),
+        };
+        Self {
+            units: vec![],
+            calls: vec![],
+            roles: vec![],
+            initializer: None,
+            rules,
+            first_error: FirstError::default(),
+            shape: None,
+        }
+    }
+
+    /// Takes values from `initializer` instead of the modules. Each rank draws only the values that it holds:
+    /// `initializer` gets a parameter's name (the unit's name, a dot, the path of fields), its number of dimensions and
+    /// runs of its elements, and returns the values of the runs, flat and concatenated.
+    pub fn initializer(&mut self, initializer: impl Fn(&str, usize, &[Range<usize>]) -> Vec<f32> + 'static) {
+        self.initializer = Some(Box::new(initializer));
+    }
+
+    /// Marks the parameters whose names satisfy `is_expert` as stacks of experts. Each of
+    /// [`FsdpConfig::ep`](crate::FsdpConfig) ranks holds a part of every stack, and the function of a call gets that
+    /// part.
+    pub fn experts(&mut self, is_expert: impl Fn(&str) -> bool + 'static) {
+        self.rules.is_expert = Box::new(is_expert);
+    }
+
+    /// Ends a step if `first_error` reports a failure of the collectives that calls run themselves.
+    pub fn collectives(&mut self, first_error: FirstError) {
+        self.first_error = first_error;
+    }
+
+    /// Cuts the matrices and vectors for whose names `cut` returns a cut. Each of [`FsdpConfig::tp`](crate::FsdpConfig)
+    /// ranks holds a part, and the function of a call gets that part and returns values for this rank's rows. Losses
+    /// that it returns are this rank's shares, which add up.
+    pub fn tensor_parallel(&mut self, cut: impl Fn(&str) -> Option<Cut> + 'static) {
+        self.rules.cut = Box::new(cut);
+    }
+
+    /// Sets the function that returns the number of sequences in a batch's activations, and their length. A pipeline
+    /// stage that sends other shapes is then named in an error.
+    pub fn shape(&mut self, shape: impl Fn(&B) -> [usize; 2] + 'static) {
+        self.shape = Some(Box::new(shape));
+    }
+
+    /// Keeps the parameters whose names satisfy `is_fp32` in fp32 in every call, whatever
+    /// [`Precision`](crate::Precision) says.
+    pub fn keep_fp32(&mut self, is_fp32: impl Fn(&str) -> bool + 'static) {
+        self.rules.is_fp32 = Box::new(is_fp32);
+    }
+
+    /// Adds a unit. Its parameter values are read when it is sharded, so a lazily initialized module is created only
+    /// then. All parameters are trained, in fp32, whatever the module's own settings.
+    pub fn add<M: Module + 'static>(&mut self, name: impl Into<String>, module: M) -> UnitId<M> {
+        self.units.push(Box::new(ModuleUnit::new(name.into(), module)));
+        UnitId { index: self.units.len() - 1, module: PhantomData }
+    }
+
+    /// Adds the first call of a forward: from the batch to an activation.
+    pub fn first<M: Module + 'static>(&mut self, unit: UnitId<M>, forward: impl Fn(&M, &B) -> Tensor<3> + 'static) {
+        self.call(unit, Role::First, move |module, _x, batch| Output::Activation(forward(module, batch).into()));
+    }
+
+    /// Adds the next call of a forward: from an activation to an activation, with or without a loss of its own.
+    pub fn then<M: Module + 'static, A: Into<Activation>>(
+        &mut self,
+        unit: UnitId<M>,
+        forward: impl Fn(&M, Tensor<3>, &B) -> A + 'static,
+    ) {
+        self.call(unit, Role::Middle, move |module, x, batch| {
+            Output::Activation(forward(module, expect(x), batch).into())
+        });
+    }
+
+    /// Adds the last call of a forward: from an activation to the batch's mean loss, `[1]`, in fp32.
+    pub fn last<M: Module + 'static, L: Into<Loss>>(
+        &mut self,
+        unit: UnitId<M>,
+        forward: impl Fn(&M, Tensor<3>, &B) -> L + 'static,
+    ) {
+        self.call(unit, Role::Last, move |module, x, batch| Output::Loss(forward(module, expect(x), batch).into()));
+    }
+
+    fn call<M: Module + 'static>(
+        &mut self,
+        unit: UnitId<M>,
+        role: Role,
+        forward: impl Fn(&M, Option<Tensor<3>>, &B) -> Output + 'static,
+    ) {
+        let forward: Forward<B> = Box::new(move |module, x, batch| {
+            forward(module.downcast_ref().expect("a unit's id carries its module's type"), x, batch)
+        });
+        self.push(unit.index, role, forward);
+    }
+
+    /// Adds a call of the unit with this index.
+    pub(crate) fn push(&mut self, unit: usize, role: Role, forward: Forward<B>) {
+        self.calls.push(Call::new(unit, forward));
+        self.roles.push(role);
+    }
+}
+
+impl<B: 'static> Default for Units<B> {
+    fn default() -> Self {
+        Self::new()
+    }
+}

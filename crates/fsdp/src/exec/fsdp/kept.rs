@@ -1,0 +1,60 @@
+//! The state that a run keeps between steps, and resuming from it.
+
+use super::Fsdp;
+use crate::shard::sharded_unit::ShardedUnit;
+use crate::shard::state::{Progress, ReadPart, State};
+use crate::{Copies, FsdpConfig, FsdpError, Units};
+use comm::Communicator;
+
+/// One rank's part of a model that resumes from a saved state: sharded, without any values. You can only
+/// [load](Self::load_state) it.
+pub struct Unloaded<B>(Fsdp<B>);
+
+impl<B: 'static> Unloaded<B> {
+    /// Shards `units` as [`Fsdp::new`] does. A module with lazily initialized values never creates them, and nothing is
+    /// [drawn](Units::initializer).
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Fsdp::new`].
+    pub fn new(units: Units<B>, comm: Communicator, config: FsdpConfig) -> Result<Self, FsdpError> {
+        Fsdp::sharded(units, comm, config, false).map(Self)
+    }
+
+    /// Resumes from a [`state`](Fsdp::state) that any number of ranks has saved under any strategy; `read` is called
+    /// for every part that this rank holds. This is a collective: every rank calls it with the same `progress`.
+    ///
+    /// # Errors
+    /// Returns an error if a part cannot be read or has another length, or if a rank fails.
+    pub fn load_state(self, progress: Progress, read: &mut ReadPart) -> Result<Fsdp<B>, FsdpError> {
+        let Self(mut fsdp) = self;
+        for unit in &mut fsdp.units {
+            unit.load_state(progress.optimizer_steps, read)?;
+        }
+        for unit in &mut fsdp.units {
+            let replicas = unit.replicate(&fsdp.streams).wait()?;
+            unit.set_replicas(replicas);
+        }
+        fsdp.loss_scale.resume(progress.loss_scale);
+        Ok(fsdp)
+    }
+
+    /// Sums values over the ranks, as [`Fsdp::all_reduce`] does.
+    pub fn all_reduce(&self, values: &[f64]) -> Result<Vec<f64>, FsdpError> {
+        self.0.all_reduce(values)
+    }
+}
+
+impl<B: 'static> Fsdp<B> {
+    /// Returns this rank's part of the run's state between steps. It makes no copy: the tensors share memory with the
+    /// model until the next step.
+    pub fn state(&self) -> State {
+        let optimizer_steps = self.units.iter().map(ShardedUnit::optimizer_steps).max().unwrap_or(0);
+        let progress = Progress { optimizer_steps, loss_scale: self.loss_scale.state() };
+        State { parts: self.units.iter().flat_map(ShardedUnit::state).collect(), progress, copies: self.copies() }
+    }
+
+    /// Returns the shards that other ranks hold too, without copying them.
+    fn copies(&self) -> Copies {
+        Copies(self.units.iter().flat_map(ShardedUnit::copies).collect())
+    }
+}

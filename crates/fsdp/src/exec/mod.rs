@@ -1,0 +1,8 @@
+//! The executor of a step, from one call of a unit up to whole steps.
+
+pub mod chunk;
+pub mod fsdp;
+pub mod interpreter;
+pub mod vjp;
+pub mod wire;
+pub mod work;

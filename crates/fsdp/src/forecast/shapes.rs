@@ -1,0 +1,130 @@
+//! A model's units and calls on one rank, from shapes alone: the basis of forecasts of memory and traffic.
+
+use crate::groups::placement::{Stages, axes_of, block_owners};
+use crate::groups::plan;
+use crate::shard::cut::{self, Sliced};
+use crate::shard::modules::{Modules, Wrapped, wrap};
+use crate::{FsdpConfig, FsdpError, Layout, Strategy, Units};
+use comm::Axis;
+use std::ops::Range;
+
+/// A model on a rank.
+pub(crate) struct Shapes {
+    pub units: Vec<Unit>,
+    pub calls: Vec<ShapeCall>,
+    pub stages: Stages,
+    /// The whole model's parameters in fp32, in bytes.
+    pub model: usize,
+}
+
+pub(crate) struct Unit {
+    pub classes: Vec<Class>,
+    /// Whether the rank's stage holds it.
+    pub is_here: bool,
+}
+
+/// The bytes of a class of a unit's parameters: the rank's shard in fp32, all parameters (of cut ones, the rank's
+/// parts) in the compute type, and the same in fp32.
+#[derive(Clone, Copy)]
+pub(crate) struct Class {
+    pub of: plan::Class,
+    pub shards: usize,
+    pub shard: usize,
+    pub whole: usize,
+    pub whole_fp32: usize,
+}
+
+/// A call: its unit, the range of the model's functions that it consists of, and whether this rank computes it if its
+/// stage does.
+pub(crate) struct ShapeCall {
+    pub unit: usize,
+    pub functions: Range<usize>,
+    pub is_mine: bool,
+}
+
+impl Shapes {
+    /// Computes the shapes for one rank of `world_size` ranks.
+    pub fn new<B: 'static>(
+        units: Units<B>,
+        config: &FsdpConfig,
+        world_size: usize,
+        rank: usize,
+    ) -> Result<Self, FsdpError> {
+        config.validate(world_size)?;
+        let mesh = config.mesh(world_size)?;
+        let Wrapped { units: modules, calls, calls_of_chunks, rules, .. } = wrap(units, config)?;
+        let stages = Stages::new(&config.pipeline, &calls_of_chunks, mesh.coordinate(rank, Axis::Pp))?;
+        let is_here = |unit: usize| (0..calls.len()).any(|i| calls[i].unit == unit && stages.is_here(i));
+        let axes = |class| axes_of(class, config.strategy);
+        let parts = |class| mesh.ranks(&axes(class)[2]);
+        let size = config.precision.param.dtype().size();
+        let class = |(of, params): (plan::Class, Vec<Sliced>)| {
+            let [shard, _, part] = axes(of);
+            let shards = mesh.ranks(&shard);
+            let place = [part.first().map_or(0, |axis| mesh.coordinate(rank, *axis)), parts(of)];
+            let size = if of == plan::Class::Fp32 { size_of::<f32>() } else { size };
+            let len = cut::layout(&params, place, shards).padded_len();
+            let (whole, whole_fp32) = (len * size, len * size_of::<f32>());
+            Class { of, shards, shard: whole_fp32 / shards, whole, whole_fp32 }
+        };
+        let class_of = rules.class_of(config);
+        let unit = |(i, modules): (usize, &Modules)| {
+            let classes = modules.classes(parts, &class_of)?;
+            Ok(Unit { classes: classes.params.into_iter().map(class).collect(), is_here: is_here(i) })
+        };
+        let units = modules.iter().enumerate().map(unit).collect::<Result<Vec<_>, FsdpError>>()?;
+        let shards = mesh.ranks(&axes(plan::Class::Dense)[0]);
+        let in_fp32 = |modules: &Modules| Layout::new(modules.params(), shards).padded_len() * size_of::<f32>();
+        let model = modules.iter().map(in_fp32).sum();
+        let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
+        let mut end = 0;
+        let call = |(i, call): (usize, &crate::api::call::Call<B>)| {
+            end += call.functions();
+            let is_mine = owners.as_ref().is_none_or(|owners| owners[i] == rank);
+            ShapeCall { unit: call.unit, functions: end - call.functions()..end, is_mine }
+        };
+        let calls = calls.iter().enumerate().map(call).collect();
+        Ok(Self { units, calls, stages, model })
+    }
+}
+
+impl Unit {
+    /// Returns the sum of a number of bytes over the classes.
+    pub fn sum(&self, bytes: impl Fn(&Class) -> usize) -> usize {
+        self.classes.iter().map(bytes).sum()
+    }
+}
+
+impl Class {
+    /// Returns whether the shard has the type and the place in which it is used.
+    fn is_at_hand(&self, config: &FsdpConfig, on_cpu: bool) -> bool {
+        self.whole == self.whole_fp32 && (on_cpu || !config.cpu_offload)
+    }
+
+    /// The same as [`Plan::replicates`](plan::Plan::replicates).
+    pub fn replicates(&self, config: &FsdpConfig) -> bool {
+        match self.shards {
+            1 => self.whole != self.whole_fp32 && !config.cpu_offload,
+            _ => !config.strategy.shards().parameters,
+        }
+    }
+
+    /// The same as [`Plan::gathers`](plan::Plan::gathers).
+    pub fn gathers(&self, config: &FsdpConfig, on_cpu: bool) -> bool {
+        (self.shards > 1 || !self.is_at_hand(config, on_cpu)) && !self.replicates(config)
+    }
+
+    /// Returns the bytes of parameters between steps.
+    pub fn parameters_at_rest(&self, config: &FsdpConfig, on_cpu: bool) -> usize {
+        match self.replicates(config) {
+            false => self.shard,
+            true if self.is_at_hand(config, on_cpu) => self.whole, // the shard is a part of it
+            true => self.whole + self.shard,
+        }
+    }
+
+    /// Returns the bytes of the optimizer's moments.
+    pub fn moments(&self) -> usize {
+        2 * self.shard
+    }
+}

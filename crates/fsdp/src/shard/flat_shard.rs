@@ -1,0 +1,399 @@
+//! One rank's share of a unit's parameters, with its gradients and optimizer state.
+
+mod kept;
+
+use crate::api::bound::Value;
+use crate::api::precision::FloatType;
+use crate::groups::comm_thread::{CommStreams, Pending};
+use crate::groups::plan::{Class, Plan, UnitStages};
+use crate::shard::cut::{self, Sliced};
+use crate::shard::memory::{Category, Counted};
+use crate::shard::optimizer::{GradientScale, ShardOptimizer};
+use crate::shard::weights::Flat;
+use crate::{FsdpConfig, Layout, ParamLayout, Strategy};
+use burn::tensor::{DType, Tensor};
+use comm::{CommError, Communicator, Reduce, hand_over};
+use fused::weight_gradients::GradientBuffer;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// A class of a unit's parameters at rest: this rank's share of them, of their gradients and of the optimizer state. It
+/// is empty for a unit that the rank's stage does not hold.
+pub(crate) struct FlatShard {
+    params: Vec<Sliced>,
+    /// The layout of this rank's part of each parameter.
+    layout: Layout,
+    plan: Plan,
+    unit_stages: UnitStages,
+    /// fp32: this rank's shard, or all parameters if there is only one shard.
+    master: Counted,
+    /// All parameters in the compute type, if there is one shard in 16 bits, and under `zero1` and `shard_grad_op`.
+    replica: Option<Counted>,
+    /// The master in that type, from its step until the replica is made from it.
+    stepped: Option<Tensor<1>>,
+    /// fp32 gradients of earlier micro-batches: those of the shard, and those of the whole unit that were not
+    /// communicated.
+    gradient: Option<Counted>,
+    whole_gradient: Option<Counted>,
+    /// Under `block`: the shard's part of a gradient to which another call of this unit will add.
+    partial: Option<Counted>,
+    optimizer: ShardOptimizer,
+    /// Whether the last step had a gradient.
+    has_stepped: bool,
+}
+
+impl FlatShard {
+    /// Creates a shard of this rank's parts of parameters. Its values must be set afterwards.
+    pub fn new(params: Vec<Sliced>, config: &FsdpConfig, plan: &Plan, unit_stages: UnitStages) -> Self {
+        let layout = cut::layout(&params, plan.place(), plan.shards);
+        let len = layout.padded_len() / plan.shards;
+        Self {
+            optimizer: ShardOptimizer::new(&config.adamw, &layout, plan.shard * len, len, plan.ledger.clone()),
+            params,
+            layout,
+            plan: plan.clone(),
+            unit_stages,
+            master: plan.count(Tensor::zeros([0], &plan.rest_device), Category::Parameters),
+            replica: None,
+            stepped: None,
+            gradient: None,
+            whole_gradient: None,
+            partial: None,
+            has_stepped: false,
+        }
+    }
+
+    pub fn class(&self) -> Class {
+        self.plan.class
+    }
+
+    /// Returns the number of elements of this shard.
+    fn len(&self) -> usize {
+        self.layout.padded_len() / self.plan.shards
+    }
+
+    /// Returns the range of this shard in the buffer.
+    fn range(&self) -> Range<usize> {
+        self.plan.shard * self.len()..(self.plan.shard + 1) * self.len()
+    }
+
+    /// Returns the range of the buffer that rests on this rank.
+    fn held(&self) -> Range<usize> {
+        if self.plan.replicates() { 0..self.layout.padded_len() } else { self.range() }
+    }
+
+    /// Returns the elements of parameter `i`, counted from 0, that this rank needs, in order.
+    pub fn wanted(&self, i: usize) -> Vec<Range<usize>> {
+        let slice = self.params[i].slice(self.plan.place());
+        overlap(&self.layout.params()[i], &self.held()).map_or(vec![], |part| slice.runs(part))
+    }
+
+    /// Takes those elements of each parameter.
+    pub fn set_initial(&mut self, mut values: Vec<Option<Tensor<1>>>) {
+        let (plan, range, held) = (self.plan.clone(), self.range(), self.held());
+        let parts = self.layout.by_offset().iter().filter_map(|i| {
+            let offset = self.layout.params()[*i].offset;
+            Some((offset.max(held.start) - held.start, values[*i].take()?))
+        });
+        let held = fused::flatten(parts.collect(), held.len(), DType::F32, &plan.device);
+        if !plan.replicates() {
+            return self.set_master(held.to_device(&plan.rest_device));
+        }
+        let replica = plan.count(held.clone().cast(plan.param.dtype()), Category::Parameters);
+        if !self.holds_master(&replica) {
+            let master = if plan.shards == 1 { held } else { owned_copy(held.slice(range)) };
+            self.set_master(master.to_device(&plan.rest_device));
+        }
+        self.set_replica(replica);
+    }
+
+    /// Returns parameter `i`, or this rank's part of it, from the whole buffer.
+    pub fn value(&self, flat: &Tensor<1>, i: usize) -> Value {
+        let param = &self.layout.params()[i];
+        (param.shape.clone(), flat.clone().slice(param.offset..param.offset + param.len()))
+    }
+
+    /// Returns the length of the longest part's buffer.
+    fn longest(&self) -> usize {
+        let parts = self.plan.parts;
+        let len = |part| cut::layout(&self.params, [part, parts], self.plan.shards).padded_len();
+        (0..parts).map(len).max().unwrap_or(0)
+    }
+
+    /// Returns the whole parameter `i` from the concatenated buffers of all parts, each padded to the longest.
+    pub fn whole_value(&self, buffers: &Tensor<1>, i: usize) -> Value {
+        let (parts, longest, whole) = (self.plan.parts, self.longest(), &self.params[i]);
+        let part = |part| {
+            let start = part * longest + cut::layout(&self.params, [part, parts], self.plan.shards).params()[i].offset;
+            let around = whole.slice([part, parts]).around();
+            buffers.clone().slice(start..start + around.iter().product::<usize>()).reshape(around)
+        };
+        let value = match parts {
+            1 => part(0),
+            _ => Tensor::<3>::cat((0..parts).map(part).collect(), 1),
+        };
+        (whole.shape.clone(), value.flatten(0, 2))
+    }
+
+    /// The offset of parameter `i`, or of this rank's part of it, in the buffer of all.
+    pub fn offset(&self, i: usize) -> usize {
+        self.layout.params()[i].offset
+    }
+
+    /// A buffer for the gradients of all parameters, if products can write into it.
+    pub fn gradient_buffer(&self) -> Option<Rc<GradientBuffer>> {
+        GradientBuffer::new(self.layout.padded_len(), self.plan.param.dtype(), &self.plan.device)
+    }
+
+    /// Returns the gradients of all parameters, or of this rank's parts of them, in one buffer: the given one, or a new
+    /// one. Missing gradients are zeros.
+    pub fn gradient_of(&self, mut gradients: Vec<Option<Tensor<1>>>, buffer: Option<Tensor<1>>) -> Tensor<1> {
+        let dtype = self.plan.param.dtype();
+        let parts = self.layout.by_offset().iter().filter_map(|i| Some((self.offset(*i), gradients[*i].take()?)));
+        match buffer {
+            Some(buffer) => fused::flatten_into(buffer, parts.collect()),
+            None => fused::flatten(parts.collect(), self.layout.padded_len(), dtype, &self.plan.device),
+        }
+    }
+
+    /// Gathers all parameters in the compute type; under `block` on rank `owner` only.
+    pub fn gather(&self, streams: &CommStreams, owner: usize) -> Pending<Option<Flat>> {
+        let plan = &self.plan;
+        if !plan.gathers() {
+            let at_hand = self.replica.as_ref().unwrap_or(&self.master);
+            return Pending::ready(Some(Flat::at_hand(at_hand.tensor.clone())));
+        }
+        let (master, ledger, class) = (hand_over(self.master.tensor.clone()), plan.ledger.clone(), plan.class);
+        let (device, dtype) = (plan.device.clone(), plan.param.dtype());
+        match (plan.shards, plan.strategy) {
+            (1, _) => Pending::ready(Some(Flat::gathered(master.cast(dtype).to_device(&device), &ledger))),
+            (_, Strategy::Block) => streams.gather.submit(move |groups| {
+                let shard = &groups.of(class).shard;
+                let shards = shard.gather(master.cast(dtype).to_device(&device), owner)?;
+                Ok((shard.rank() == owner).then(|| Flat::gathered(Tensor::cat(shards, 0), &ledger)))
+            }),
+            _ => streams.gather.submit(move |groups| {
+                let flat = groups.of(class).shard.all_gather(master.cast(dtype).to_device(&device))?;
+                Ok(Some(Flat::gathered(flat, &ledger)))
+            }),
+        }
+    }
+
+    /// Gathers the masters of all parts, concatenated, on every rank of every stage.
+    pub fn gather_masters(&self, streams: &CommStreams) -> Pending<Tensor<1>> {
+        let (master, device, class) =
+            (hand_over(self.master.tensor.clone()), self.plan.device.clone(), self.plan.class);
+        let (unit_stages, longest, parts) = (self.unit_stages, self.longest(), self.plan.parts);
+        streams.gather.submit(move |groups| {
+            let of = groups.of(class);
+            let whole = match unit_stages.is_here {
+                true => {
+                    let mine = of.shard.all_gather(master.to_device(&device))?;
+                    let missing = longest - mine.dims()[0];
+                    let mine =
+                        if missing == 0 { mine } else { Tensor::cat(vec![mine, Tensor::zeros([missing], &device)], 0) };
+                    of.parts.all_gather(mine)?
+                }
+                false => Tensor::zeros([longest * parts], &device),
+            };
+            if groups.stages.world_size() == 1 { Ok(whole) } else { groups.stages.broadcast(whole, unit_stages.first) }
+        })
+    }
+
+    /// Adds a whole unit's gradient to those of earlier micro-batches and communicates it, unless communication is
+    /// deferred to the `last` micro-batch. Pass the result to [`set_gradient`](Self::set_gradient).
+    pub fn reduce(&mut self, streams: &CommStreams, gradient: Tensor<1>, last: bool) -> Option<Pending<Counted>> {
+        let plan = self.plan.clone();
+        let gradient = match self.whole_gradient.take() {
+            None => gradient,
+            Some(earlier) => earlier.tensor + gradient.cast(DType::F32),
+        };
+        if plan.reduces_once && plan.shards > 1 && !last {
+            self.whole_gradient = Some(plan.count(gradient.cast(DType::F32), Category::Gradients));
+            return None;
+        }
+        let earlier = self.gradient.take();
+        if plan.shards == 1 && plan.replicas == 1 {
+            let sum = add(earlier.map(|earlier| earlier.tensor), plan.to_rest(gradient));
+            return Some(Pending::ready(plan.count(sum, Category::Gradients)));
+        }
+        let in_flight = plan.count(hand_over(gradient), Category::Gradients);
+        Some(streams.reduce.submit(move |groups| {
+            let (gradient, groups) = (in_flight.tensor.clone(), groups.of(plan.class));
+            let mut earlier = earlier.as_ref().map(|earlier| earlier.tensor.clone());
+            let part = match plan.shards {
+                1 => gradient,
+                _ => {
+                    let onto = if plan.offloads { None } else { earlier.take() };
+                    groups.shard.reduce_scatter_onto(gradient.cast(plan.reduce.dtype()), onto)?
+                }
+            };
+            let sum = if last && plan.replicas > 1 {
+                let sum = add(earlier.map(|earlier| earlier.to_device(&plan.device)), part.cast(DType::F32));
+                sum_over_replicas(&plan, &groups.replicate, sum)?
+            } else {
+                add(earlier, plan.to_rest(part))
+            };
+            Ok(plan.count(sum, Category::Gradients))
+        }))
+    }
+
+    /// Does the work of [`reduce`](Self::reduce) under `block`: the owner gives each rank its part of the gradient of
+    /// one of the unit's calls. `done` marks the last of them in this backward.
+    pub fn scatter(
+        &mut self,
+        streams: &CommStreams,
+        gradient: Option<Tensor<1>>,
+        owner: usize,
+        done: bool,
+    ) -> Pending<Counted> {
+        let (plan, later_calls) = (self.plan.clone(), self.partial.take());
+        let earlier = if done { self.gradient.take() } else { None };
+        let in_flight = gradient.map(|gradient| plan.count(hand_over(gradient), Category::Gradients));
+        streams.reduce.submit(move |groups| {
+            let parts = in_flight.as_ref().map(|full| {
+                let full = full.tensor.clone().cast(plan.reduce.dtype());
+                let len = full.dims()[0] / plan.shards;
+                (0..plan.shards).map(|i| full.clone().slice(i * len..(i + 1) * len)).collect()
+            });
+            let part = groups.of(plan.class).shard.scatter(parts, owner)?;
+            let part = owned_copy(plan.to_rest(part));
+            let sum = add(later_calls.map(|later| later.tensor), part);
+            let sum = add(earlier.map(|earlier| earlier.tensor), sum);
+            Ok(plan.count(sum, Category::Gradients))
+        })
+    }
+
+    /// Sums the gradient over the stages that hold the unit, if there are several. Pass the result to
+    /// [`set_gradient`](Self::set_gradient).
+    pub fn sum_over_holders(&mut self, streams: &CommStreams) -> Option<Pending<Counted>> {
+        let tie = self.tie()?;
+        let (gradient, plan) = (self.gradient.take()?, self.plan.clone());
+        Some(streams.reduce.submit(move |groups| {
+            let mine = gradient.tensor.clone().to_device(&plan.device);
+            let sum = groups.ties[tie].all_reduce(mine, Reduce::Sum)?;
+            Ok(plan.count(sum.to_device(&plan.rest_device), Category::Gradients))
+        }))
+    }
+
+    /// Stores a gradient; `done` means that it is that of all the unit's calls.
+    pub fn set_gradient(&mut self, gradient: Counted, done: bool) {
+        if done {
+            self.gradient = Some(gradient);
+        } else {
+            self.partial = Some(gradient);
+        }
+    }
+
+    /// Returns the sum of squares of this rank's gradient in f64, so that it does not depend on the sharding. If
+    /// several stages hold the unit, only the first one has it.
+    pub fn gradient_square(&self) -> f64 {
+        let gradient = self.gradient.as_ref().filter(|_| self.unit_stages.is_first);
+        gradient.map_or(0.0, |gradient| fused::sum_of_squares(gradient.tensor.clone()))
+    }
+
+    /// Adds those squares times `factor` to `sum`, on the gradient's device; see [`fused::add_sum_of_squares`].
+    pub fn add_gradient_square(&self, sum: Tensor<1>, factor: f64) -> Tensor<1> {
+        match self.gradient.as_ref().filter(|_| self.unit_stages.is_first) {
+            Some(gradient) => fused::add_sum_of_squares(sum, gradient.tensor.clone(), factor),
+            None => sum,
+        }
+    }
+
+    /// Steps along the accumulated gradient times `scale`, and discards the gradient.
+    pub fn step(&mut self, lr: f64, scale: &GradientScale) {
+        self.has_stepped = self.gradient.is_some();
+        if let Some(gradient) = self.gradient.take() {
+            let empty = Tensor::zeros([0], &self.plan.rest_device);
+            let master = std::mem::replace(&mut self.master.tensor, empty);
+            let is_copied = self.plan.replicates() && self.plan.param != FloatType::Fp32;
+            let copy = is_copied.then(|| self.plan.param.dtype());
+            (self.master.tensor, self.stepped) =
+                self.optimizer.step(lr, scale, [master, gradient.tensor.clone()], copy);
+        }
+    }
+
+    /// Takes back the last step, which had no effect; see [`ShardOptimizer::take_back`].
+    pub fn take_step_back(&mut self) {
+        if self.has_stepped {
+            self.optimizer.take_back();
+        }
+    }
+
+    /// Returns the group of stages that hold the unit, if there are several and this stage is one.
+    fn tie(&self) -> Option<usize> {
+        self.unit_stages.tie.filter(|_| self.unit_stages.is_here)
+    }
+
+    /// Returns the number of steps that the optimizer has made.
+    pub fn optimizer_steps(&self) -> u64 {
+        self.optimizer.steps()
+    }
+
+    /// Discards the accumulated gradient.
+    pub fn skip(&mut self) {
+        (self.gradient, self.whole_gradient, self.partial) = (None, None, None);
+    }
+
+    /// Starts to gather the replica of the stepped masters, if there is one. Pass it to
+    /// [`set_replica`](Self::set_replica).
+    pub fn replicate(&mut self, streams: &CommStreams) -> Option<Pending<Counted>> {
+        (self.plan.replicates() && self.unit_stages.is_here).then_some(())?;
+        let plan = self.plan.clone();
+        let mine = self.stepped.take().unwrap_or_else(|| self.master.tensor.clone().cast(plan.param.dtype()));
+        if plan.shards == 1 {
+            return Some(Pending::ready(plan.count(mine, Category::Parameters)));
+        }
+        let mine = hand_over(mine);
+        Some(streams.gather.submit(move |groups| {
+            let replica = groups.of(plan.class).shard.all_gather(mine.to_device(&plan.device))?;
+            Ok(plan.count(replica, Category::Parameters))
+        }))
+    }
+
+    pub fn set_replica(&mut self, replica: Counted) {
+        if self.holds_master(&replica) {
+            self.master = Counted::free_of_charge(replica.tensor.clone().slice(self.range()));
+        }
+        self.replica = Some(replica);
+    }
+
+    /// Returns whether the master is a part of the replica and takes no memory of its own, as in fp32.
+    fn holds_master(&self, replica: &Counted) -> bool {
+        replica.tensor.dtype() == DType::F32 && self.plan.device == self.plan.rest_device
+    }
+
+    fn set_master(&mut self, master: Tensor<1>) {
+        self.master = self.plan.count(master, Category::Parameters);
+        self.replica = None;
+    }
+}
+
+/// Returns the elements of a parameter in a range of the buffer, if there are any.
+fn overlap(param: &ParamLayout, range: &Range<usize>) -> Option<Range<usize>> {
+    let (from, to) = (param.offset.max(range.start), (param.offset + param.len()).min(range.end));
+    (from < to).then(|| from - param.offset..to - param.offset)
+}
+
+/// Sums the gradient over the replicas and moves it to where it rests. In fp16 the mean over all ranks is communicated,
+/// so no number of ranks exceeds the range of fp16.
+fn sum_over_replicas(plan: &Plan, replicate: &Communicator, sum: Tensor<1>) -> Result<Tensor<1>, CommError> {
+    let dtype = plan.reduce.dtype();
+    if plan.reduce != FloatType::Fp16 {
+        return Ok(plan.to_rest(replicate.all_reduce(sum.cast(dtype), Reduce::Sum)?));
+    }
+    let mean = replicate.all_reduce((sum / plan.shards as f64).cast(dtype), Reduce::Mean)?;
+    Ok(plan.to_rest(mean) * (plan.shards * plan.replicas) as f64)
+}
+
+/// Copies the values to new memory: a slice may be a view that keeps the whole buffer alive.
+pub(crate) fn owned_copy(slice: Tensor<1>) -> Tensor<1> {
+    slice.zeros_like() + slice
+}
+
+fn add(earlier: Option<Tensor<1>>, gradient: Tensor<1>) -> Tensor<1> {
+    match earlier {
+        None => gradient,
+        Some(earlier) => earlier + gradient,
+    }
+}

@@ -1,0 +1,90 @@
+//! Saving and loading of a shard, comparison with its copies, and changes that are not part of its gradient.
+
+use super::{FlatShard, overlap};
+use crate::FsdpError;
+use crate::shard::copies::ShardOf;
+use crate::shard::cut::Slice;
+use crate::shard::state::{Part, ReadPart, ShardValues, StatePart};
+use burn::tensor::{Tensor, TensorData};
+use comm::hand_over;
+use std::ops::Range;
+
+impl FlatShard {
+    /// Returns the parts of parameters that this rank must save: its share of the shard, which `replicas` ranks hold.
+    pub fn state(&self) -> Vec<StatePart> {
+        if !self.unit_stages.is_first {
+            return vec![];
+        }
+        let (len, start) = (self.len(), self.range().start);
+        let cut = |i: usize| start + len * i / self.plan.replicas;
+        let share = cut(self.plan.replica)..cut(self.plan.replica + 1);
+        let part = |(wanted, at): (Part, usize)| {
+            let range = at - start..at - start + wanted.range.len();
+            let param = self.master.tensor.clone().slice(range.clone());
+            let moments = self.optimizer.moments(range).map(|moments| moments.map(hand_over));
+            StatePart { of: wanted, param: hand_over(param), moments }
+        };
+        self.parts(share).map(part).collect()
+    }
+
+    /// Reads this rank's shard with `read`, including the optimizer's moments if `steps` is above 0. A replica must be
+    /// set afterwards.
+    pub fn load_state(&mut self, steps: u64, read: &mut ReadPart) -> Result<(), FsdpError> {
+        if !self.unit_stages.is_here {
+            return Ok(());
+        }
+        let (len, start) = (self.len(), self.range().start);
+        let mut values = ShardValues::new(len, steps > 0);
+        for (wanted, at) in self.parts(start..start + len) {
+            let part = read(&wanted).map_err(FsdpError::State)?;
+            values.put(at - start, &wanted, &part)?;
+        }
+        let tensor = |values: Vec<f32>| Tensor::from_data(TensorData::new(values, [len]), &self.plan.rest_device);
+        let master = tensor(values.param);
+        self.optimizer.load(values.moments.map(|moments| moments.map(tensor)), steps);
+        self.set_master(master);
+        Ok(())
+    }
+
+    /// Returns the parts of parameters in a range of the unit's buffer, and where each starts in the buffer.
+    fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (Part, usize)> {
+        self.layout.params().iter().zip(&self.params).filter_map(move |(param, whole)| {
+            let range = overlap(param, &range)?;
+            let at = param.offset + range.start;
+            let Slice { view, start, size } = whole.slice(self.plan.place());
+            Some((Part { name: whole.name.clone(), shape: whole.shape.clone(), view, start, size, range }, at))
+        })
+    }
+
+    /// Adds `delta` to this rank's part of parameter `i`.
+    pub fn add_to_parameter(&mut self, i: usize, delta: &[f32]) {
+        if !self.unit_stages.is_here {
+            return;
+        }
+        let (param, held) = (&self.layout.params()[i], self.range());
+        let len = self.params[i].shape.iter().product::<usize>();
+        assert_eq!(delta.len(), len, "{}: a delta of another length", param.name);
+        if let Some(part) = overlap(param, &held) {
+            let runs = self.params[i].slice(self.plan.place()).runs(part.clone());
+            let delta: Vec<f32> = runs.into_iter().flat_map(|run| delta[run].to_vec()).collect();
+            let delta = Tensor::<1>::from_floats(delta.as_slice(), &self.plan.rest_device);
+            let (master, range) = (
+                self.master.tensor.clone(),
+                param.offset + part.start - held.start..param.offset + part.end - held.start,
+            );
+            self.master.tensor = master.clone().slice_assign([range.clone()], master.slice([range]) + delta);
+        }
+    }
+
+    /// Returns this rank's part of the parameters and their moments, to compare it with its copies; `None` if there is
+    /// no part or no copy of it.
+    pub fn copy(&self) -> Option<(ShardOf, Vec<Tensor<1>>)> {
+        let plan = &self.plan;
+        let has_copies = self.unit_stages.is_here && (plan.replicas > 1 || self.unit_stages.tie.is_some());
+        has_copies.then(|| {
+            let moments = self.optimizer.all_moments().into_iter().flatten();
+            let tensors = std::iter::once(self.master.tensor.clone()).chain(moments).collect();
+            (ShardOf { class: plan.class, part: plan.part, shard: plan.shard }, tensors)
+        })
+    }
+}

@@ -1,0 +1,57 @@
+//! A model cut into sharding units for training: what all families share.
+
+use crate::{Batch, ExpertLoads, Family, Parallel, ParameterSpec, Sharding, Targets};
+use burn::tensor::Device;
+use fsdp::{Loss, Units};
+use fused::Losses;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// What the calls of a forward need beyond the model. The default is a forward on one device, without further losses.
+#[derive(Clone, Default)]
+pub struct Training {
+    /// The ranks that compute a sequence together.
+    pub parallel: Parallel,
+    /// Where blocks with experts record their token assignments.
+    pub loads: ExpertLoads,
+    /// Seed of the initial parameters.
+    pub seed: u64,
+    /// Weight of the z-loss.
+    pub z_loss_coef: f64,
+    /// Weight of the mean loss of multi-token prediction.
+    pub mtp_loss_coef: f64,
+}
+
+impl Training {
+    /// Cuts a model into units for training. A unit's name is the path of its part in the model, so a parameter's name
+    /// in a checkpoint is its path.
+    pub fn units(&self, family: &dyn Family, device: &Device) -> Units<Batch> {
+        let mut units = family.units(self, device);
+        let initial = family.initial(self.seed);
+        units.initializer(move |name, _, runs| initial.values(name, runs));
+        let rules: HashMap<String, ParameterSpec> =
+            family.parameters().into_iter().map(|parameter| (parameter.name.clone(), parameter)).collect();
+        let rules = Rc::new(rules);
+        let [of_experts, of_cuts, of_fp32] = [(); 3].map(|()| rules.clone());
+        units.experts(move |name| of_experts[name].sharding == Sharding::Experts);
+        units.tensor_parallel(move |name| match of_cuts[name].sharding {
+            Sharding::Tensor(cut) => Some(cut),
+            Sharding::Replicated | Sharding::Experts => None,
+        });
+        units.keep_fp32(move |name| of_fp32[name].keep_fp32);
+        units.collectives(self.parallel.first_error.clone());
+        let tp = self.parallel.sequences.tp.clone();
+        units.shape(move |batch: &Batch| {
+            let [b, t] = batch.inputs_bt.dims();
+            [b, tp.part(t).len()]
+        });
+        units
+    }
+
+    /// The loss of a batch, with the z-loss in training if it is configured.
+    pub(crate) fn main_loss(&self, batch: &Batch, losses: impl FnOnce(Targets, f64) -> Losses) -> Loss {
+        let coef = if batch.micro.step.is_some() { self.z_loss_coef } else { 0.0 };
+        let losses = losses(batch.targets.clone(), coef);
+        Loss { loss: losses.cross_entropy, aux: (coef > 0.0).then_some(losses.z_loss) }
+    }
+}
