@@ -30,9 +30,11 @@ impl Mlp {
             let layer = |linear: &Linear, h: Tensor<3>, _: &Tensor<3>| h.clone() + gelu(linear.forward(h));
             calls.then(format!("layers.{i}"), move |mlp: &Self| &mlp.layers[i], layer);
         }
-        calls.last("output", |mlp: &Self| &mlp.output, |linear, h, x| {
-            (linear.forward(h) - x.clone().abs().sum_dim(2)).powi_scalar(2).mean()
-        });
+        calls.last(
+            "output",
+            |mlp: &Self| &mlp.output,
+            |linear, h, x| (linear.forward(h) - x.clone().abs().sum_dim(2)).powi_scalar(2).mean(),
+        );
         calls
     }
 }

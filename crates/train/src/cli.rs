@@ -12,36 +12,16 @@ use crate::commands::man::{self, ManArgs};
 use crate::commands::prepare::{self, PrepareArgs};
 use crate::commands::presets::{self, PresetsArgs};
 use crate::commands::report::{self, ReportArgs};
-use crate::config::{
-    Config, ConfigError, EXACT, PRESETS, Source, Validation, is_overridden, names_of, strategy_called, whole,
-};
-use crate::dry_run::Scratch;
-use crate::ending;
+use crate::commands::train::{TrainArgs, launch};
 use crate::error::TrainError;
-use crate::format::count;
 use crate::launch::Launch;
-use crate::resume::{self, Start, Whole};
-use crate::run::train_launched;
-use crate::run_folder::{CONFIG, run_of};
-use crate::run_options::RunOptions;
-use crate::terminal::{self, shown};
-use crate::trainer::Outcome;
+use crate::terminal;
 use crate::unknown_argument;
-use checkpoint::{Checkpoint, Folder};
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use fsdp::Strategy;
 use fused::simd::Simd;
 use std::env;
 use std::error::Error;
-use std::io::{self, IsTerminal, Write};
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Exit status after Ctrl-C or another signal; by convention 128 + SIGINT.
-const INTERRUPTED: u8 = 130;
 
 /// Train GPT-2, Llama and DeepSeek language models on many ranks, in pure Rust.
 #[derive(Debug, Parser)]
@@ -87,78 +67,6 @@ struct ConfigArgs {
     json: bool,
 }
 
-#[derive(Debug, Default, PartialEq, Args)]
-struct TrainArgs {
-    /// A preset (`train presets` lists them)
-    #[arg(long, value_name = "NAME", conflicts_with = "config")]
-    model: Option<String>,
-    /// A YAML file; it may inherit from another (`base: FILE`, `base: preset:NAME`)
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Number of ranks; they share devices if there are fewer
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
-    gpus: Option<usize>,
-    /// What each rank holds of parameters, gradients and optimizer state; zero2 is shard_grad_op, zero3 and fsdp are
-    /// full_shard, hsdp is hybrid_shard
-    #[arg(long, value_name = "NAME", ignore_case = true)]
-    #[arg(value_parser = PossibleValuesParser::new(strategies()).try_map(strategy))]
-    strategy: Option<Strategy>,
-    /// Optimizer steps
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
-    steps: Option<usize>,
-    /// Passes over the training data, instead of --steps; may be fractional, such as 0.5
-    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = number, conflicts_with = "steps")]
-    epochs: Option<f64>,
-    /// Peak learning rate; optim.min_lr scales with it unless --set gives it
-    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = number)]
-    lr: Option<f64>,
-    /// Sequences per step, over all ranks
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
-    batch_size: Option<usize>,
-    /// Tokens per sequence
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
-    seq_len: Option<usize>,
-    /// Text, JSONL, CSV, TSV, Parquet (also .gz, .zst), a folder of them, .bin tokens, a folder of `train prepare`,
-    /// `shakespeare`, or `rust-crates`: Rust source that the build has put on disk
-    #[arg(long, value_name = "SRC")]
-    data: Option<String>,
-    /// Separate validation data, in any form that --data accepts; all of --data is then used for training. For several
-    /// sources set data.validation
-    #[arg(long, value_name = "SRC")]
-    val_data: Option<String>,
-    /// auto, cpu, cuda, vulkan, metal, or a single device such as cuda:1
-    #[arg(long, value_name = "DEV")]
-    device: Option<String>,
-    /// Run folder; by default a new one under runs/
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
-    /// Resume from a checkpoint, on any number of ranks, under any strategy: a run's folder, RUN@best, RUN@12 (that
-    /// step), a folder step-N, `latest`, or `auto`, which skips damaged checkpoints and starts from the beginning if
-    /// there is none
-    #[arg(long, value_name = "auto|latest|DIR")]
-    resume: Option<PathBuf>,
-    /// With --resume, for a model whose parameters differ from the checkpoint's: load those that match by name and
-    /// shape, and initialize the others
-    #[arg(long, requires = "resume")]
-    partial: bool,
-    /// Seed of the initial parameters and the data order
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
-    seed: Option<usize>,
-    /// Run even if there is not enough memory
-    #[arg(long)]
-    force: bool,
-    /// Estimate what the run needs (memory, tokens, disk, and time after three steps), and leave nothing behind
-    #[arg(long)]
-    dry_run: bool,
-    /// Print only warnings, errors and the final result
-    #[arg(long, short)]
-    quiet: bool,
-    /// Set any configuration key, as in `--set optim.warmup_steps=50`; `train config` lists them. The flags above take
-    /// precedence
-    #[arg(long, value_name = "A.B=C")]
-    set: Vec<String>,
-}
-
 /// Parses the command line, runs the command, and prints its error.
 pub fn main() -> ExitCode {
     let command = command();
@@ -177,7 +85,7 @@ pub fn main() -> ExitCode {
 }
 
 /// The whole command line.
-pub(crate) fn command() -> clap::Command {
+fn command() -> clap::Command {
     Cli::command().after_help(presets::help())
 }
 
@@ -194,276 +102,9 @@ impl Command {
             Self::Import(args) => import::run(args)?,
             Self::Export(args) => export::run(args)?,
             Self::Logits(args) => logits::run(args)?,
-            Self::Completions(args) => completions::run(args),
-            Self::Man(args) => man::run(args)?,
+            Self::Completions(args) => completions::run(args, command()),
+            Self::Man(args) => man::run(args, command())?,
         }
         Ok(())
     }
-}
-
-fn launch(args: &TrainArgs) -> ExitCode {
-    match Launch::start() {
-        Ok(launch) => {
-            launch.warn();
-            run(args, &launch).unwrap_or_else(|error| launch.fail(&*error))
-        }
-        Err(error) => Launch::threads().fail(&error),
-    }
-}
-
-fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
-    let (config, options) = args.resolve(launch.processes())?;
-    let steps = config.train.steps;
-    let outcome = match train_launched(launch, config, &options, || match args.dry_run {
-        true => stop_at_once(Scratch::remover(launch)),
-        false => stop_after_a_step(),
-    }) {
-        // A script that restarts the run until it succeeds is done.
-        Err(done @ (TrainError::Finished { .. } | TrainError::OutOfPatience { .. }))
-            if args.resume.as_deref() == Some(Path::new(resume::AUTO)) =>
-        {
-            if launch.has_rank_0() {
-                say(&done.to_string());
-            }
-            return Ok(ExitCode::SUCCESS);
-        }
-        outcome => outcome?,
-    };
-    if launch.has_rank_0() && !args.dry_run {
-        // In quiet mode, the single line also says what the last lines would.
-        let how_to_resume = ending::how_to_resume(&outcome, launch).filter(|_| args.quiet);
-        print(&outcome, steps, how_to_resume);
-        if !args.quiet {
-            ending::say(&outcome, launch);
-        }
-    }
-    Ok(if outcome.stopped { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
-}
-
-/// Installs a handler: Ctrl-C, SIGTERM (sent by Slurm, Kubernetes, `kill`) and SIGHUP (sent by a closing terminal) set
-/// the flag. A second signal ends the process.
-fn stop_after_a_step() -> Arc<AtomicBool> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let handler = stop.clone();
-    let keep_ignored = ignored_hangup();
-    let set = ctrlc::set_handler(move || {
-        if handler.swap(true, Ordering::Relaxed) {
-            std::process::exit(INTERRUPTED.into());
-        }
-        let _ = writeln!(io::stderr(), "\nstopping after this step; a second Ctrl-C or signal stops at once");
-    });
-    if let Err(error) = set {
-        let _ = writeln!(io::stderr(), "Ctrl-C will stop at once: {error}");
-    }
-    keep_ignored();
-    stop
-}
-
-/// Installs a handler: a signal ends the process after `clean`, because nothing is kept and a step may take minutes.
-fn stop_at_once(clean: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
-    let keep_ignored = ignored_hangup();
-    let set = ctrlc::set_handler(move || {
-        clean();
-        std::process::exit(INTERRUPTED.into());
-    });
-    if let Err(error) = set {
-        let _ = writeln!(io::stderr(), "Ctrl-C will leave a folder behind: {error}");
-    }
-    keep_ignored();
-    Arc::default()
-}
-
-/// Returns a function that restores an ignored SIGHUP: with `nohup` the run must survive a closing terminal.
-fn ignored_hangup() -> impl FnOnce() {
-    // SAFETY: SIG_IGN runs no code of this process, and the previous handler is restored.
-    let before = unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
-    unsafe { libc::signal(libc::SIGHUP, before) };
-    move || {
-        if before == libc::SIG_IGN {
-            unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
-        }
-    }
-}
-
-/// Prints the outcome of a run of `steps` steps.
-fn print(outcome: &Outcome, steps: usize, how_to_resume: Option<String>) {
-    let folder = outcome.folder.display();
-    match outcome.val_loss {
-        _ if outcome.stopped => {
-            let last = if outcome.steps == steps { ", the last one: `train eval` validates it" } else { "" };
-            let resume = how_to_resume.map_or(String::new(), |command| format!("; resume with `{command}`"));
-            say(&format!("stopped after {}{last}; metrics are in {folder}{resume}", count(outcome.steps, "step")))
-        }
-        Some(loss) => {
-            say(&format!("validation loss {loss:.4} after {}; metrics are in {folder}", count(outcome.steps, "step")))
-        }
-        None => say(&format!("{}; metrics are in {folder}", count(outcome.steps, "step"))),
-    }
-    if let Some((step, loss)) = outcome.best.filter(|(step, _)| *step != outcome.steps) {
-        say(&format!(
-            "the best validation loss was {loss:.4} after step {step}, kept as {folder}/checkpoints/step-{step}"
-        ));
-    }
-    if let Some(sample) = &outcome.sample {
-        say(&format!("--- sample ---\n{sample}\n--------------"));
-    }
-}
-
-/// Prints a line to stdout. If the reader is gone (`train ... | head`), the line is dropped, where `println!` would
-/// panic. If it cannot be written, for example on a full disk, the process exits with an error. On a terminal, control
-/// characters are escaped.
-pub(crate) fn say(line: &str) {
-    let line = shown(line, io::stdout().is_terminal());
-    match writeln!(io::stdout(), "{line}").and_then(|()| io::stdout().flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            let _ = writeln!(io::stderr(), "error: cannot write to stdout: {error}");
-            std::process::exit(1);
-        }
-        _ => {}
-    }
-}
-
-impl TrainArgs {
-    /// The configuration, and a name for the run. `processes` is the number of processes that `mpirun` started, which
-    /// are the ranks.
-    fn resolve(&self, processes: Option<usize>) -> Result<(Config, RunOptions), TrainError> {
-        let whole = if processes.is_some() { Whole::Index } else { Whole::EveryByte };
-        let find = |which: &PathBuf| resume::find(which, self.out.as_deref(), self.model.as_deref(), whole);
-        let (resume, again_in) = match self.resume.as_ref().map(find).transpose()? {
-            None => (None, None),
-            Some(Start::From(checkpoint)) => (Some(checkpoint), None),
-            Some(Start::Anew { again_in }) => (None, again_in),
-        };
-        let resumed = resume.as_ref().or(again_in.as_ref()).map(|folder| folder.join(CONFIG));
-        let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let (source, name) = match (&self.config, &resumed, &self.model) {
-            (None, Some(_), Some(name)) if !self.resume.as_deref().is_some_and(resume::is_word) => {
-                return Err(ConfigError::Invalid(format!(
-                    "--model {name} with --resume: the checkpoint has its model and configuration; leave --model out, \
-                     or use --resume latest for the newest of its runs"
-                ))
-                .into());
-            }
-            (Some(file), ..) => (Source::File(file), stem(file)),
-            (None, Some(_), Some(name)) if again_in.is_some() => (Source::Preset(name), name.clone()),
-            (None, Some(file), _) => {
-                let run = resume.as_deref().and_then(run_of).or(again_in.as_deref());
-                (Source::File(file), stem(run.unwrap_or(Path::new("resumed"))))
-            }
-            (None, None, Some(name)) => (Source::Preset(name), name.clone()),
-            (None, None, None) => {
-                let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
-                let message = format!("give --model NAME or --config FILE; models: {}", names.join(", "));
-                return Err(ConfigError::Invalid(message).into());
-            }
-        };
-        let mut config = Config::load(source, &self.overrides(processes)).or_else(|error| {
-            if let (Some(checkpoint), None) = (&resume, &self.config) {
-                Checkpoint::open(checkpoint)?.read_file(CONFIG)?; // a changed file is a better error than its contents
-            }
-            Err(TrainError::from(error))
-        })?;
-        let gpus = config.parallel.gpus;
-        if let Some(processes) = processes.filter(|processes| *processes != gpus) {
-            return Err(ConfigError::Invalid(format!(
-                "parallel.gpus is {gpus}, but `mpirun -n {processes}` has started the ranks, a process each: leave the \
-                 number of ranks out, or give `mpirun -n {gpus}`"
-            ))
-            .into());
-        }
-        self.set_lr(&mut config);
-        config.train.seed = self.seed.map_or(config.train.seed, |seed| seed as u64);
-        self.data.iter().for_each(|data| config.data.source.clone_from(data));
-        self.val_data.iter().for_each(|data| config.data.validation = Some(Validation::One(data.clone())));
-        self.device.iter().for_each(|device| config.train.device.clone_from(device));
-        config.validate()?;
-        // A file's tokenizer takes effect if it differs from the one in the checkpoint's configuration.
-        let before = || resumed.as_ref().and_then(|file| Config::load(Source::File(file), &[]).ok()?.data.tokenizer);
-        let of_file = self.config.is_some() && config.data.tokenizer.is_some() && config.data.tokenizer != before();
-        let new_tokenizer = of_file || self.sets("data.tokenizer");
-        let run = resume.as_deref().and_then(run_of).or(again_in.as_deref());
-        let newest = run.map(|run| Folder::of_run(run).latest()).transpose()?.flatten();
-        let (out, again) = (again_in.clone().or(self.out.clone()), again_in.is_some());
-        Ok((
-            config,
-            RunOptions {
-                name,
-                out,
-                again,
-                resume,
-                newest,
-                partial: self.partial,
-                new_tokenizer,
-                force: self.force,
-                quiet: self.quiet,
-                dry_run: self.dry_run,
-            },
-        ))
-    }
-
-    /// `--set`, followed by the flags that `parallel.adaptive` considers. Without an explicit number of ranks, the
-    /// started processes are the ranks.
-    fn overrides(&self, processes: Option<usize>) -> Vec<String> {
-        let asked = self.gpus.is_some() || self.sets("parallel.gpus");
-        let flags = [
-            ("parallel.gpus", if asked { self.gpus } else { processes }),
-            ("train.steps", self.steps),
-            ("train.global_batch_size", self.batch_size),
-            ("train.seq_len", self.seq_len),
-        ];
-        let flags = flags.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
-        let epochs = self.epochs.map(|epochs| format!("train.epochs={epochs:?}"));
-        let strategy = self.strategy.map(|strategy| format!("parallel.strategy={}", strategy.name()));
-        self.set.iter().cloned().chain(flags).chain(epochs).chain(strategy).collect()
-    }
-
-    /// Whether `--set` sets this key.
-    fn sets(&self, key: &str) -> bool {
-        is_overridden(&self.set, key)
-    }
-
-    /// If only the peak learning rate is given, the minimum keeps its ratio to it.
-    fn set_lr(&self, config: &mut Config) {
-        let Some(lr) = self.lr else { return };
-        let optim = &mut config.optim;
-        if !self.sets("optim.min_lr") && optim.lr > 0.0 {
-            // Rounds 5.000000000000001e-6, the result of a product, to 5e-6.
-            let min_lr = format!("{:.12e}", lr * (optim.min_lr / optim.lr));
-            optim.min_lr = min_lr.parse().expect("a float is written as one");
-        }
-        optim.lr = lr;
-    }
-
-    /// The configuration to show; the defaults if there are no arguments.
-    fn shown(&self) -> Result<Config, TrainError> {
-        if *self == Self::default() { Ok(Config::default()) } else { Ok(self.resolve(None)?.0) }
-    }
-}
-
-/// Parses a whole number, which may be written as `1e3`.
-pub(crate) fn whole_number(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().or_else(|| whole(text.parse().ok()?).map(|number| number as usize));
-    let is_digits = || text.bytes().all(|digit| digit.is_ascii_digit());
-    number.ok_or_else(|| match text.parse::<f64>() {
-        Ok(number) if number >= EXACT && number.fract() == 0.0 => {
-            let most = if is_digits() { usize::MAX } else { EXACT as usize };
-            format!("too large: give a whole number up to {most}")
-        }
-        _ => "give a whole number, 0 or above".into(),
-    })
-}
-
-/// Parses any number.
-pub(crate) fn number(text: &str) -> Result<f64, String> {
-    text.parse().map_err(|_| "give a number, such as 0.5 or 3e-4".into())
-}
-
-/// The strategies with all their names.
-fn strategies() -> [PossibleValue; Strategy::ALL.len()] {
-    Strategy::ALL.map(|strategy| PossibleValue::new(strategy.name()).aliases(names_of(strategy)))
-}
-
-/// Finds a strategy by its name; the parser accepts only valid ones.
-fn strategy(name: String) -> Result<Strategy, String> {
-    strategy_called(&name).ok_or(name)
 }

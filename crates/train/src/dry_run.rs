@@ -1,16 +1,17 @@
 //! `--dry-run`: estimates what a run needs, after a few steps that leave nothing behind.
 
-use crate::cli::say;
 use crate::config::{CheckpointConfig, Config};
 use crate::error::TrainError;
 use crate::format::{bytes, count, duration};
+use crate::job::Job;
 use crate::launch::Launch;
 use crate::memory_check::Estimate;
 use crate::overview;
 use crate::resume::Resume;
 use crate::run_folder::RunFolder;
 use crate::run_options::RunOptions;
-use crate::trainer::{Job, Outcome};
+use crate::terminal::say;
+use crate::trainer::Outcome;
 use checkpoint::Folder;
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;

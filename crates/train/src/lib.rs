@@ -30,6 +30,7 @@ mod ending;
 mod epochs;
 mod error;
 mod format;
+mod job;
 mod launch;
 mod layout;
 mod learning_rate;

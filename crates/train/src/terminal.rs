@@ -31,6 +31,20 @@ pub(crate) const HELP: Styles = Styles::styled()
     .valid(AnsiColor::Green.on_default())
     .invalid(AnsiColor::Yellow.on_default());
 
+/// Prints a line to stdout. If the reader is gone (`train ... | head`), the line is dropped, where `println!` would
+/// panic. If it cannot be written, for example on a full disk, the process exits with an error. On a terminal, control
+/// characters are escaped.
+pub(crate) fn say(line: &str) {
+    let line = shown(line, io::stdout().is_terminal());
+    match writeln!(io::stdout(), "{line}").and_then(|()| io::stdout().flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            let _ = writeln!(io::stderr(), "error: cannot write to stdout: {error}");
+            std::process::exit(1);
+        }
+        _ => {}
+    }
+}
+
 /// Whether stderr is colored: if it is a terminal, unless `NO_COLOR` is set or `TERM` is `dumb`; always with
 /// `CLICOLOR_FORCE`.
 pub(crate) fn has_colors() -> bool {

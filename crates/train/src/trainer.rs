@@ -13,24 +13,22 @@ use crate::config::{Config, OnNonFinite, TrainConfig};
 use crate::device;
 use crate::error::TrainError;
 use crate::format::count;
+use crate::job::{Job, MEASURED};
 use crate::learning_rate::learning_rate;
-use crate::progress::Progress;
 use crate::recorder::Recorder;
 use crate::resume::Resume;
 use crate::run_folder::RunFolder;
 use crate::saver::Saver;
 use crate::units::{units, update_selection_biases};
-use crate::validation::ValidationSet;
 use crate::z_score::Recent;
 use burn::tensor::Device;
 use checkpoint::{Best, Lowest};
 use comm::Communicator;
-use data::{Buckets, Dataset, Loader, Prepared, Windows};
+use data::Loader;
 use fsdp::{BeforeStep, Fsdp, FsdpConfig, NonFinite, StageTimes, StepReport, Unloaded};
 use model::{Batch, ExpertLoads, Flops, Parallel, StepContext};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub use pace::Pace;
@@ -45,33 +43,6 @@ struct Next {
     /// Time spent waiting for it.
     waited: Duration,
 }
-
-/// What all ranks share.
-pub(crate) struct Job {
-    pub config: Config,
-    pub dataset: Arc<Dataset>,
-    /// The validation sets, each part of a dataset.
-    pub validation: Vec<ValidationSet>,
-    /// The documents packed into rows, if there are several lengths.
-    pub buckets: Option<Arc<Buckets>>,
-    /// The sequences left to train on; only without buckets.
-    pub windows: Option<Arc<Windows>>,
-    /// Where the dataset comes from, and its tokenizer if known.
-    pub data: Prepared,
-    /// The run's folder; `None` in a process without rank 0, which receives it from rank 0.
-    pub folder: Option<RunFolder>,
-    /// What the run resumes from.
-    pub resume: Option<Resume>,
-    pub progress: Progress,
-    /// Distinct devices of all ranks.
-    pub devices: usize,
-    /// Whether the run ends after [`MEASURED`] steps and keeps nothing.
-    pub dry_run: bool,
-    pub stop: Arc<AtomicBool>,
-}
-
-/// Number of steps of a dry run.
-pub(crate) const MEASURED: usize = 3;
 
 /// The outcome of a run.
 #[derive(Debug, Clone)]

@@ -1,9 +1,9 @@
 //! `train completions`.
 
-use crate::cli;
 use crate::config::PRESETS;
-use clap::Args;
+use crate::terminal::say;
 use clap::builder::PossibleValuesParser;
+use clap::{Args, Command};
 use clap_complete::Shell;
 
 /// Print a script that completes the command line in a shell.
@@ -18,12 +18,12 @@ pub struct CompletionsArgs {
     shell: Shell,
 }
 
-pub fn run(args: &CompletionsArgs) {
+pub fn run(args: &CompletionsArgs, command: Command) {
     let mut script = vec![];
     // The normal parser accepts any name, to answer a wrong one with more than this list.
     let presets = || PossibleValuesParser::new(PRESETS.iter().map(|preset| preset.name));
-    let mut command = cli::command().mut_arg("model", |arg| arg.value_parser(presets()));
+    let mut command = command.mut_arg("model", |arg| arg.value_parser(presets()));
     let name = command.get_name().to_string();
     clap_complete::generate(args.shell, &mut command, name, &mut script);
-    cli::say(String::from_utf8_lossy(&script).trim_end());
+    say(String::from_utf8_lossy(&script).trim_end());
 }

@@ -1,7 +1,7 @@
 //! `train config`: prints the whole configuration.
 
-use crate::cli::say;
 use crate::config::Config;
+use crate::terminal::say;
 
 /// Prints every key with its documentation, or the configuration as JSON.
 pub fn run(config: &Config, json: bool) {

@@ -3,12 +3,12 @@
 mod choices;
 
 use crate::batch::{BatchMaker, check_documents};
-use crate::cli::say;
 use crate::commands::at_least_1;
 use crate::device;
 use crate::error::TrainError;
 use crate::format::count;
 use crate::saved::{Saved, SavedError};
+use crate::terminal::say;
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
 use comm::SequenceRanks;

@@ -1,11 +1,11 @@
 //! `train export`.
 
 use crate::atomic_write::write_safetensors;
-use crate::cli::say;
 use crate::commands::{NotNew, at_least_1, check_new, check_new_file};
 use crate::error::TrainError;
 use crate::format::{count, human, human_count};
 use crate::saved::{Saved, SavedError};
+use crate::terminal::say;
 use checkpoint::Kind;
 use clap::{Args, ValueEnum};
 use model::hf::{self, Dtype, ExportOptions, HfError};

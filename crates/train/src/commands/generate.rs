@@ -2,13 +2,14 @@
 
 mod continued;
 
+use super::values::{number, whole_number};
 use crate::batch::check_tokens;
-use crate::cli::{number, say, whole_number};
 use crate::commands::at_least_1;
 use crate::device;
 use crate::error::TrainError;
 use crate::format::count;
 use crate::saved::{self, Saved, SavedError};
+use crate::terminal::say;
 use crate::terminal::shown;
 use clap::Args;
 use continued::Continued;

@@ -1,11 +1,11 @@
 //! `train import`.
 
-use crate::cli::say;
 use crate::commands::{HfFolderError, NotNew, check_new, open_hf};
 use crate::config::{Config, LrSchedule, OptimConfig};
 use crate::error::TrainError;
 use crate::format::{count, human_count};
 use crate::run_folder::{CONFIG, RunFolder};
+use crate::terminal::say;
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 use checkpoint::{CheckpointError, Folder as Checkpoints, Index, Kind, Piece, Values, Written, write_rank};

@@ -1,8 +1,8 @@
 //! `train logits`.
 
 use crate::atomic_write::write_safetensors;
-use crate::cli::say;
 use crate::commands::{HfFolderError, NotNew, check_new_file, open_hf};
+use crate::terminal::say;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use clap::Args;
 use model::hf::{HfError, Pretrained};

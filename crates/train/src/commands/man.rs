@@ -1,8 +1,8 @@
 //! `train man`.
 
-use crate::cli;
 use crate::config::{PRESETS, Preset};
-use clap::Args;
+use crate::terminal::say;
+use clap::{Args, Command};
 use clap_mangen::Man;
 use std::io;
 
@@ -22,8 +22,7 @@ pub enum ManError {
     Write(#[from] io::Error),
 }
 
-pub fn run(args: &ManArgs) -> Result<(), ManError> {
-    let mut command = cli::command();
+pub fn run(args: &ManArgs, mut command: Command) -> Result<(), ManError> {
     command.build();
     let source = format!("{} {}", command.get_name(), command.get_version().unwrap_or_default());
     if let Some(name) = &args.command {
@@ -37,7 +36,7 @@ pub fn run(args: &ManArgs) -> Result<(), ManError> {
     if args.command.is_none() {
         page.extend(models().into_bytes());
     }
-    cli::say(String::from_utf8_lossy(&page).trim_end());
+    say(String::from_utf8_lossy(&page).trim_end());
     Ok(())
 }
 

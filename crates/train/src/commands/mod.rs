@@ -12,19 +12,13 @@ pub mod man;
 pub mod prepare;
 pub mod presets;
 pub mod report;
+pub mod train;
+mod values;
 
-use crate::cli::whole_number;
 use crate::run_folder::is_empty;
 use model::hf::{Folder, HfError};
 use std::path::{Path, PathBuf};
-
-/// Parses a count of at least 1.
-fn at_least_1(text: &str) -> Result<usize, String> {
-    match whole_number(text)? {
-        0 => Err("give at least 1".into()),
-        number => Ok(number),
-    }
-}
+use values::at_least_1;
 
 /// The destination already exists.
 #[derive(Debug, thiserror::Error)]

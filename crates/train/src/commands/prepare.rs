@@ -1,8 +1,8 @@
 //! `train prepare`.
 
-use crate::cli::say;
 use crate::commands::at_least_1;
 use crate::format::{count, human, human_count};
+use crate::terminal::say;
 use clap::Args;
 use data::{DataError, PrepareOptions, TokenizerSpec};
 use std::path::PathBuf;

@@ -1,10 +1,10 @@
 //! `train presets`: lists the named models.
 
-use crate::cli::say;
 use crate::config::{Config, ConfigError, PRESETS, Preset, Source};
 use crate::format::{human, wrapped};
 use crate::run::set_vocabulary;
 use crate::terminal;
+use crate::terminal::say;
 use clap::Args;
 
 /// List the models of `--model` with their parameters.

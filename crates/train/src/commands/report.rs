@@ -1,6 +1,6 @@
 //! `train report`.
 
-use crate::cli::say;
+use crate::terminal::say;
 use ::report::ReportError;
 use clap::Args;
 use std::path::PathBuf;

@@ -2,10 +2,10 @@
 
 use super::{EvalArgs, EvalError, progress, say_json};
 use crate::batch::check_tokens;
-use crate::cli::say;
 use crate::device;
 use crate::format::count;
 use crate::saved::Saved;
+use crate::terminal::say;
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use model::LanguageModel;
 use serde::Serialize;

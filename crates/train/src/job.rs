@@ -1,0 +1,37 @@
+//! A run's work, as all its ranks see it.
+
+use crate::config::Config;
+use crate::progress::Progress;
+use crate::resume::Resume;
+use crate::run_folder::RunFolder;
+use crate::validation::ValidationSet;
+use data::{Buckets, Dataset, Prepared, Windows};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// What all ranks share.
+pub(crate) struct Job {
+    pub config: Config,
+    pub dataset: Arc<Dataset>,
+    /// The validation sets, each part of a dataset.
+    pub validation: Vec<ValidationSet>,
+    /// The documents packed into rows, if there are several lengths.
+    pub buckets: Option<Arc<Buckets>>,
+    /// The sequences left to train on; only without buckets.
+    pub windows: Option<Arc<Windows>>,
+    /// Where the dataset comes from, and its tokenizer if known.
+    pub data: Prepared,
+    /// The run's folder; `None` in a process without rank 0, which receives it from rank 0.
+    pub folder: Option<RunFolder>,
+    /// What the run resumes from.
+    pub resume: Option<Resume>,
+    pub progress: Progress,
+    /// Distinct devices of all ranks.
+    pub devices: usize,
+    /// Whether the run ends after [`MEASURED`] steps and keeps nothing.
+    pub dry_run: bool,
+    pub stop: Arc<AtomicBool>,
+}
+
+/// Number of steps of a dry run.
+pub(crate) const MEASURED: usize = 3;
