@@ -11,7 +11,7 @@ use crate::run_folder::{CONFIG, RUNS, RunFolder, config_in, run_of};
 use crate::run_options::RunOptions;
 use crate::terminal::shown;
 use crate::trained;
-use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind, Lowest, Region, split_at};
+use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind, Lowest, split_at};
 use data::{OpenOptions, Prepared, Tokenizer, TokenizerSpec, Trained};
 use fsdp::{Fsdp, Part, PartValues, Unloaded};
 use model::{Batch, Initial};
@@ -374,17 +374,10 @@ fn is_of(config: &Config, preset: &str, surely: bool) -> bool {
     config.preset.as_deref().map_or_else(|| !surely && family(), |of| of == preset)
 }
 
-/// The region of which a rank requests a range.
-fn region_of(wanted: &Part) -> Region {
-    let view = (wanted.view != wanted.shape).then(|| wanted.view.clone());
-    Region { view, start: wanted.start.clone(), size: wanted.size.clone() }
-}
-
 /// Reads the values that a rank requests.
 fn read(checkpoint: &Checkpoint, wanted: &Part) -> Result<PartValues, CheckpointError> {
-    let region = region_of(wanted);
     let mut parameter = checkpoint.parameter(&wanted.name)?;
-    let mut kind = |kind| parameter.read_region(kind, &region, wanted.range.clone());
+    let mut kind = |kind| parameter.read_region(kind, &wanted.region, wanted.range.clone());
     let moments = if checkpoint.index().kinds().contains(&Kind::ExpAvg) {
         Some([kind(Kind::ExpAvg)?, kind(Kind::ExpAvgSq)?])
     } else {

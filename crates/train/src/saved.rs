@@ -5,6 +5,7 @@ use crate::error::TrainError;
 use crate::memory_check;
 use crate::resume;
 use crate::run_folder::{CONFIG, RUNS, config_in, run_of};
+use crate::units::new_model;
 use burn::tensor::Device;
 use checkpoint::{Checkpoint, CheckpointError, Folder, Kind, run_of_unknown, split_at};
 use data::{OpenOptions, Prepared, Tokenizer, TokenizerSpec};
@@ -92,7 +93,7 @@ impl Saved {
     /// The model with its trained parameters.
     pub fn model(&self, device: &Device) -> Result<AnyModel, TrainError> {
         memory_check::check_model(&self.config).map_err(TrainError::Memory)?;
-        Ok(self.config.new_model(device).fill(|path, _| self.parameter(path))?)
+        Ok(new_model(&self.config, device).fill(|path, _| self.parameter(path))?)
     }
 
     /// The tokenizer the model was trained with, or if it has none, the `given` one.

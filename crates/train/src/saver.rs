@@ -17,7 +17,7 @@ use crate::copies;
 use crate::error::TrainError;
 use crate::format::{bytes, ranks};
 use burn::tensor::Tensor;
-use checkpoint::{CheckpointError, Folder, Index, Kind, LossScale, Piece, Region, Values, Written, write_rank};
+use checkpoint::{CheckpointError, Folder, Index, Kind, LossScale, Piece, Values, Written, write_rank};
 use fsdp::{FsdpError, Part, State, StatePart};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -247,8 +247,8 @@ impl Drop for Saver {
 }
 
 fn piece(part: StatePart) -> (Piece, Values<'static>) {
-    let StatePart { of: Part { name, shape, view, start, size, range }, param, moments } = part;
-    let region = (size != view).then(|| Region { view: (view != shape).then_some(view), start, size });
+    let StatePart { of: Part { name, shape, region, range }, param, moments } = part;
+    let region = (region.len() != shape.iter().product::<usize>()).then_some(region);
     let (offset, len) = (range.start, range.len());
     let piece = Piece { name, shape, region, offset, len, has_moments: moments.is_some() };
     let floats = |tensor: &Tensor<1>| tensor.clone().into_data().try_into_vec::<f32>().expect("masters are f32");

@@ -1,9 +1,14 @@
-//! The configured model as sharding units.
+//! The configured model, whole or as sharding units.
 
 use crate::config::Config;
 use burn::tensor::Device;
 use fsdp::{Fsdp, FsdpError, Units};
-use model::{Batch, ExpertLoads, LayerLoad, Parallel, Training, bias_update, layer_loads};
+use model::{AnyModel, Batch, ExpertLoads, LayerLoad, Parallel, Training, bias_update, layer_loads};
+
+/// The configured model, whose parameters are not set yet.
+pub(crate) fn new_model(config: &Config, device: &Device) -> AnyModel {
+    config.model.model(config.moe.as_ref(), device)
+}
 
 /// Cuts the configured model into units. In training, blocks with experts record their token assignments in `loads`.
 pub(crate) fn units(config: &Config, loads: &ExpertLoads, parallel: &Parallel, device: &Device) -> Units<Batch> {

@@ -313,7 +313,7 @@ fn of_experts_over_four_ranks_each_holds_a_fourth_and_keeps_it_once() {
             let parts = fsdp.state().parts;
             let experts = parts.iter().map(|part| &part.of).filter(|of| Experts::hold(&of.name));
             let elements = |of: &Part| {
-                let first = of.start[0] * of.size[1..].iter().product::<usize>();
+                let first = of.region.start[0] * of.region.size[1..].iter().product::<usize>();
                 (of.name.clone(), first + of.range.start..first + of.range.end)
             };
             let parts: Vec<(String, Range<usize>)> = experts.map(elements).collect();

@@ -84,8 +84,9 @@ impl FlatShard {
 
     /// Returns the elements of parameter `i`, counted from 0, that this rank needs, in order.
     pub fn wanted(&self, i: usize) -> Vec<Range<usize>> {
-        let slice = self.params[i].slice(self.plan.place());
-        overlap(&self.layout.params()[i], &self.held()).map_or(vec![], |part| slice.runs(part))
+        let whole = &self.params[i];
+        let region = whole.region(self.plan.place());
+        overlap(&self.layout.params()[i], &self.held()).map_or(vec![], |part| region.runs(&whole.shape, part).collect())
     }
 
     /// Takes those elements of each parameter.
@@ -125,7 +126,7 @@ impl FlatShard {
         let (parts, longest, whole) = (self.plan.parts, self.longest(), &self.params[i]);
         let part = |part| {
             let start = part * longest + cut::layout(&self.params, [part, parts], self.plan.shards).params()[i].offset;
-            let around = whole.slice([part, parts]).around();
+            let around = whole.around([part, parts]);
             buffers.clone().slice(start..start + around.iter().product::<usize>()).reshape(around)
         };
         let value = match parts {

@@ -2,6 +2,7 @@
 
 use crate::{Copies, FsdpError};
 use burn::tensor::Tensor;
+use checkpoint::Region;
 use std::ops::Range;
 
 /// What one rank must save so that all ranks together save everything once.
@@ -33,21 +34,16 @@ pub struct LossScale {
     pub good_steps: u64,
 }
 
-/// A part of a parameter: flat elements `range` of a box of it.
+/// A part of a parameter: flat elements `range` of a region of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     /// Name of the unit, a dot, and the path of fields in its module.
     pub name: String,
     /// Shape of the whole parameter.
     pub shape: Vec<usize>,
-    /// The shape to which the parameter is reshaped to contain the box: its own shape, unless several blocks of columns
-    /// are cut alike.
-    pub view: Vec<usize>,
-    /// The start of the box in each dimension. The box is the whole parameter, or the experts or columns of a rank.
-    pub start: Vec<usize>,
-    /// The size of the box in each dimension.
-    pub size: Vec<usize>,
-    /// The range of the box's elements.
+    /// The whole parameter, or the experts or columns of a rank.
+    pub region: Region,
+    /// The range of the region's elements.
     pub range: Range<usize>,
 }
 

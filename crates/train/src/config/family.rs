@@ -1,19 +1,13 @@
 //! The configured model as its family knows it.
 
 use super::Config;
-use burn::tensor::Device;
 use checkpoint::Parameter;
-use model::{AnyModel, Family, Flops, ParameterSpec};
+use model::{Family, Flops, ParameterSpec};
 
 impl Config {
     /// The family of the model, with its experts.
     pub(crate) fn family(&self) -> Box<dyn Family + '_> {
         self.model.family(self.moe.as_ref())
-    }
-
-    /// A model whose parameters are not set yet.
-    pub(crate) fn new_model(&self, device: &Device) -> AnyModel {
-        self.model.model(self.moe.as_ref(), device)
     }
 
     /// Describes the model in a few words.

@@ -1,6 +1,5 @@
 //! Resuming from a checkpoint of a model with other parameters: those that match are taken.
 
-use super::region_of;
 use crate::format::count;
 use checkpoint::{Checkpoint, CheckpointError, Parameter};
 use fsdp::{Part, PartValues};
@@ -66,7 +65,7 @@ impl Partial {
 
 /// The initial values of a part; its moments are 0, as before the first step.
 pub(super) fn drawn(initial: &Initial, wanted: &Part, has_moments: bool) -> PartValues {
-    let runs: Vec<_> = region_of(wanted).runs(&wanted.shape, wanted.range.clone()).collect();
+    let runs: Vec<_> = wanted.region.runs(&wanted.shape, wanted.range.clone()).collect();
     let param = initial.values(&wanted.name, &runs);
     let zeros = || vec![0.0; param.len()];
     PartValues { moments: has_moments.then(|| [zeros(), zeros()]), param }

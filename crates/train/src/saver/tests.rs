@@ -3,6 +3,7 @@
 use super::*;
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::Device;
+use checkpoint::Region;
 use comm::run_ranks;
 use fsdp::{Copies, Fsdp, FsdpConfig, Strategy, Units};
 use std::fs;
@@ -178,8 +179,7 @@ fn a_rank_whose_disk_is_full_says_so_and_the_others_write_on() {
             // Large enough that the others are still writing when the full disk is found.
             let (len, offset, param) = (1 << 20, saver.rank << 20, Tensor::zeros([1 << 20], &Device::flex()));
             let (name, shape) = ("w".into(), vec![4 << 20]);
-            let (view, size) = (shape.clone(), shape.clone());
-            let of = Part { name, start: vec![0], view, size, shape, range: offset..offset + len };
+            let of = Part { name, region: Region::whole(&shape), shape, range: offset..offset + len };
             let parts = vec![StatePart { of, param, moments: None }];
             let progress = fsdp::Progress { optimizer_steps: 3, loss_scale: None };
             let index = Index { step: 3, world_size: 4, ..Index::default() };

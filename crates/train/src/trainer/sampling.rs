@@ -4,6 +4,7 @@ use super::Trainer;
 use crate::error::TrainError;
 use crate::memory_check;
 use crate::metrics::SampleMetrics;
+use crate::units::new_model;
 use model::{Generation, Sampling, generate};
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
@@ -30,7 +31,7 @@ impl Trainer<'_> {
             fits.err().iter().for_each(|line| self.recorder.say(&format!("warning: {line}")));
             return Ok(None);
         }
-        let model = config.new_model(&self.device);
+        let model = new_model(config, &self.device);
         let Some(model) = model.gather(&self.fsdp, self.rank == 0)? else {
             return Ok(None);
         };

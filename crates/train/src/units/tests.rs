@@ -126,7 +126,7 @@ fn moves(config: &Config) -> Moves {
         let weights: Vec<f64> = mine.iter().map(|rows| rows.len() as f64).collect();
         let parameters = |fsdp: &Fsdp<Batch>| {
             let mut flat = Flat(vec![]);
-            config.new_model(&Device::flex()).gather(fsdp, true)?.expect("it is kept").visit(&mut flat);
+            new_model(&config, &Device::flex()).gather(fsdp, true)?.expect("it is kept").visit(&mut flat);
             Ok::<_, FsdpError>(flat.0)
         };
         let (mut before, mut moves, mut numbers) = (parameters(&fsdp)?, vec![], vec![]);
@@ -317,7 +317,7 @@ fn the_loss_of_documents_apart_is_the_mean_over_what_each_predicts() {
         let maker = BatchMaker::new(&config, Some(4), parallel.sequences.clone(), &Device::flex());
         let units = units(&config, &loads, &parallel, &Device::flex());
         let mut fsdp = Fsdp::new(units, comm, config.fsdp())?;
-        let model = config.new_model(&Device::flex()).gather(&fsdp, true)?.expect("it is kept");
+        let model = new_model(&config, &Device::flex()).gather(&fsdp, true)?.expect("it is kept");
         let (mut nats, mut labels) = (0.0, 0.0);
         for data::Batch { inputs, targets, .. } in MICRO_BATCHES.iter().map(|rows| tokens(rows, 0, T)) {
             for (inputs, targets) in inputs.chunks(T).zip(targets.chunks(T)) {

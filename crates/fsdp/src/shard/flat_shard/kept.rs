@@ -3,7 +3,6 @@
 use super::{FlatShard, overlap};
 use crate::FsdpError;
 use crate::shard::copies::ShardOf;
-use crate::shard::cut::Slice;
 use crate::shard::state::{Part, ReadPart, ShardValues, StatePart};
 use burn::tensor::{Tensor, TensorData};
 use comm::hand_over;
@@ -51,8 +50,8 @@ impl FlatShard {
         self.layout.params().iter().zip(&self.params).filter_map(move |(param, whole)| {
             let range = overlap(param, &range)?;
             let at = param.offset + range.start;
-            let Slice { view, start, size } = whole.slice(self.plan.place());
-            Some((Part { name: whole.name.clone(), shape: whole.shape.clone(), view, start, size, range }, at))
+            let region = whole.region(self.plan.place());
+            Some((Part { name: whole.name.clone(), shape: whole.shape.clone(), region, range }, at))
         })
     }
 
@@ -65,7 +64,8 @@ impl FlatShard {
         let len = self.params[i].shape.iter().product::<usize>();
         assert_eq!(delta.len(), len, "{}: a delta of another length", param.name);
         if let Some(part) = overlap(param, &held) {
-            let runs = self.params[i].slice(self.plan.place()).runs(part.clone());
+            let whole = &self.params[i];
+            let runs = whole.region(self.plan.place()).runs(&whole.shape, part.clone()).collect::<Vec<_>>();
             let delta: Vec<f32> = runs.into_iter().flat_map(|run| delta[run].to_vec()).collect();
             let delta = Tensor::<1>::from_floats(delta.as_slice(), &self.plan.rest_device);
             let (master, range) = (
