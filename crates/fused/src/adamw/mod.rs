@@ -12,13 +12,10 @@
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::element::Element;
 use crate::ops::FusedOps;
-use crate::pieces::Pieces;
-use crate::simd::vectorised;
-use crate::team;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
+use cpu::{Element, Pieces, team, vectorised};
 
 /// Constants of AdamW (arXiv 1711.05101).
 #[derive(Debug, Clone, Copy, PartialEq)]

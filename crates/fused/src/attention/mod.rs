@@ -48,14 +48,13 @@
 //! | [`causal_self_attention`] | | `[b, t, 3 heads d]`, one product | |
 //! | [`latent_attention`] | `[b, t, heads (nope + rope)]` | `nope` of `[b, t, heads (nope + v)]`, and one rotated part for all heads, `[b, t, rope]` | its `v` |
 
-mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 mod head;
 mod part;
+mod plain;
 #[cfg(test)]
 mod tests;
-mod views;
 
 use crate::check::Call;
 use crate::dropout::{DropoutKey, DropoutRule};
@@ -63,11 +62,11 @@ use crate::ops::FusedOps;
 use crate::rope::RopeTable;
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Device, Int, Tensor};
-pub(crate) use cpu::{
+pub use part::AttentionPart;
+pub(crate) use plain::{
     Latent, Lying, Mask, Sizes, attention_backward_cpu, attention_cpu, latent_attention_backward_cpu,
     latent_attention_cpu, self_attention_backward_cpu, self_attention_cpu,
 };
-pub use part::AttentionPart;
 
 /// Computes `softmax(mask(q k^T * scale)) v` for each head. Query `i` sees the keys up to `i + offset`.
 ///

@@ -12,7 +12,7 @@
 //!
 //! On the CPU, at most `256 vocab` logits and `n d + d vocab` gradients are in memory; the logits of all rows and their
 //! gradients would take `2 n vocab`. For GPT-2's vocabulary and 4,096 rows in f32, the logits take 51 MB instead of 1.6
-//! GB. A chunk is one block of the order in which [`gemm`](crate::gemm) adds, so in f32 `dW` has the bits of a single
+//! GB. A chunk is one block of the order in which [`gemm`](cpu::gemm) adds, so in f32 `dW` has the bits of a single
 //! product over all rows.
 //!
 //! On a GPU, a chunk is as many rows as have 256 MB of logits. A head whose vocabulary is not a multiple of 128 is
@@ -22,15 +22,15 @@
 //! Logits and their gradients have the dtype of the inputs. The loss and sums over the vocabulary are f32, the sum of
 //! the loss over rows is f64.
 
-mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
+mod plain;
 
 use crate::check::Call;
 use crate::ops::FusedOps;
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
-pub(crate) use cpu::cross_entropy_cpu;
+pub(crate) use plain::cross_entropy_cpu;
 
 /// The losses of next-token prediction, `[1]` each, f32.
 #[derive(Debug, Clone)]
@@ -108,5 +108,5 @@ pub struct CrossEntropyRule {
     pub z_loss_coef: f32,
 }
 
-/// Rows whose logits are in memory at once: one block of the order in which [`gemm`](crate::gemm) adds.
+/// Rows whose logits are in memory at once: one block of the order in which [`gemm`](cpu::gemm) adds.
 pub(crate) const ROWS: usize = 256;

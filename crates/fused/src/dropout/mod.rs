@@ -14,12 +14,11 @@
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::element::Element;
-use crate::math::over_rows;
 use crate::ops::FusedOps;
-use crate::simd::vectorised;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
+use cpu::math::over_rows;
+use cpu::{Element, vectorised};
 use std::mem::MaybeUninit;
 
 /// Determines which elements [`dropout`] keeps. There is no generator state, so recomputing a forward drops the same

@@ -12,15 +12,12 @@
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::element::Element;
-use crate::math::accumulate;
 use crate::ops::FusedOps;
-use crate::pieces::Pieces;
 use crate::rows::from_rows;
-use crate::team;
-use crate::uninit::written;
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
+use cpu::math::accumulate;
+use cpu::{Element, Pieces, team, written};
 use std::mem::MaybeUninit;
 
 /// Looks up the tokens' rows of a table `[vocab, d]`: `[b, t]` to `[b, t, d]`.

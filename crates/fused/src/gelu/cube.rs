@@ -1,6 +1,5 @@
 //! The kernels of [`gelu`](super): each unit takes vectors of elements in a grid-stride loop.
 
-use super::{CUBIC, TWICE};
 use crate::cube::launch::{Elements, address_type, empty_like, over_items, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
@@ -9,6 +8,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use cpu::math::{GELU_CUBIC, GELU_FACTOR};
 use cubecl::prelude::*;
 
 pub(crate) fn gelu(x: CubeTensor) -> CubeTensor {
@@ -50,7 +50,7 @@ fn gelu_kernel<F: Float, V: Size>(
 /// `sigmoid(2u)`
 #[cube]
 fn gate<V: Size>(x: Vector<f32, V>) -> Vector<f32, V> {
-    sigmoid(Vector::new(TWICE) * (x + Vector::new(CUBIC) * x * x * x))
+    sigmoid(Vector::new(GELU_FACTOR) * (x + Vector::new(GELU_CUBIC) * x * x * x))
 }
 
 pub(crate) fn gelu_backward(x: CubeTensor, d_y: CubeTensor) -> CubeTensor {
@@ -89,7 +89,7 @@ fn gelu_backward_kernel<F: Float, V: Size>(
     while i < vectors {
         let x = Vector::<f32, V>::cast_from(x[i]);
         let s = gate(x);
-        let slope = Vector::new(TWICE) * (one + Vector::new(comptime!(3.0 * CUBIC)) * x * x);
+        let slope = Vector::new(GELU_FACTOR) * (one + Vector::new(comptime!(3.0 * GELU_CUBIC)) * x * x);
         d_x[i] = rounded(Vector::<f32, V>::cast_from(d_y[i]) * (s + x * s * (one - s) * slope));
         i += CUBE_COUNT * CUBE_DIM as usize;
     }

@@ -11,12 +11,11 @@
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::element::Element;
-use crate::math::{over_rows, sigmoid};
 use crate::ops::FusedOps;
-use crate::simd::vectorised;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
+use cpu::math::{GELU_CUBIC, GELU_FACTOR, gelu as of_one, over_rows, sigmoid};
+use cpu::{Element, vectorised};
 use std::mem::MaybeUninit;
 
 /// Applies GELU in its tanh form to a tensor of any shape.
@@ -26,16 +25,6 @@ use std::mem::MaybeUninit;
 pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     Call("gelu").float("x", x.dtype());
     Tensor::from_dispatch(Dispatch::fused_gelu(x.into_dispatch()))
-}
-
-/// 2 sqrt(2/pi)
-pub(crate) const TWICE: f32 = 1.595_769_2;
-pub(crate) const CUBIC: f32 = 0.044_715;
-
-/// GELU of one number.
-#[inline(always)]
-pub(crate) fn of(x: f32) -> f32 {
-    x * sigmoid(TWICE * (x + CUBIC * x * x * x))
 }
 
 pub(crate) fn forward_cpu<T: Element>(x: &[T]) -> Vec<T> {
@@ -51,7 +40,7 @@ pub(crate) fn backward_cpu<T: Element>(x: &[T], dy: &[T]) -> Vec<T> {
 vectorised! {
     fn forward<T: Element>(x: &[T], y: &mut [MaybeUninit<T>]) {
         for (y, x) in y.iter_mut().zip(x) {
-            y.write(T::from_f32(of(x.to_f32())));
+            y.write(T::from_f32(of_one(x.to_f32())));
         }
     }
 }
@@ -60,8 +49,8 @@ vectorised! {
     fn backward<T: Element>(x: &[T], dy: &[T], dx: &mut [MaybeUninit<T>]) {
         for ((dx, x), dy) in dx.iter_mut().zip(x).zip(dy) {
             let (x, dy) = (x.to_f32(), dy.to_f32());
-            let s = sigmoid(TWICE * (x + CUBIC * x * x * x));
-            dx.write(T::from_f32(dy * (s + x * s * (1.0 - s) * TWICE * (1.0 + 3.0 * CUBIC * x * x))));
+            let s = sigmoid(GELU_FACTOR * (x + GELU_CUBIC * x * x * x));
+            dx.write(T::from_f32(dy * (s + x * s * (1.0 - s) * GELU_FACTOR * (1.0 + 3.0 * GELU_CUBIC * x * x))));
         }
     }
 }

@@ -5,13 +5,13 @@
 //! ```
 //!
 //! Burn's `linear` may keep leading dimensions as a batch of small products, each of which reads and packs all of `W`
-//! again. Here, products on the CPU are those of [`gemm`](crate::gemm). On devices they are Burn's, which run on tensor
+//! again. Here, products on the CPU are those of [`gemm`](cpu::gemm). On devices they are Burn's, which run on tensor
 //! cores, and Burn's fusion adds the bias.
 //!
 //! The backward keeps `W` and `x`, except for [`Rows`] that can be recomputed. The gradient of a `W` that is a leaf can
 //! be deferred; see [`deferred`](crate::deferred).
 
-mod cpu;
+mod plain;
 mod rows;
 
 use crate::check::Call;
@@ -20,7 +20,7 @@ use crate::rows::{from_rows, to_rows};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
-pub(crate) use cpu::{Weighted, backward_cpu};
+pub(crate) use plain::{Weighted, backward_cpu};
 pub use rows::{Again, Rows};
 
 /// Computes `x W + b`: `[.., from]` to `[.., to]`, with `W: [from, to]` and `b: [to]`. On the CPU, the bits of a row's

@@ -13,17 +13,13 @@
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::element::Element;
-use crate::math::{accumulate, over_rows, sum, sum2, sum3, task_len};
 use crate::ops::FusedOps;
-use crate::pieces::Pieces;
 use crate::precision::widened;
 use crate::rows::{from_rows, to_rows};
-use crate::simd::vectorised;
-use crate::team;
-use crate::uninit::written;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
+use cpu::math::{accumulate, over_rows, sum, sum2, sum3, task_len};
+use cpu::{Element, Pieces, team, vectorised, written};
 use std::mem::MaybeUninit;
 
 /// Computes `x / sqrt(mean(x^2) + epsilon) * gain` over the last dimension: `[.., d]` and `[d]` to `[.., d]`.

@@ -12,11 +12,11 @@ use crate::rope::{self, RopeRule};
 use crate::slices::{contiguous, float, slice};
 use crate::sum_of_squares::{add_parts_cpu, sum_of_squares_cpu};
 use crate::with_float;
-use crate::{Element, embedding, gelu, linear, silu_mul};
+use crate::{embedding, gelu, linear, silu_mul};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::DType;
+use burn::tensor::{DType, Element};
 
 impl FusedOps for Flex {
     fn fused_gelu(x: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -373,7 +373,10 @@ fn widened(x: FloatTensor<Flex>) -> FloatTensor<Flex> {
     if x.dtype() == DType::F32 { x } else { Flex::float_cast(x, DType::F32.into()) }
 }
 
-fn weighted<T: Element>([x, weight, bias]: &[FloatTensor<Flex>; 3], transposed: bool) -> Weighted<'_, T> {
+fn weighted<T: cpu::Element + Element>(
+    [x, weight, bias]: &[FloatTensor<Flex>; 3],
+    transposed: bool,
+) -> Weighted<'_, T> {
     let (from, to) = (x.shape()[1], weight.shape()[usize::from(!transposed)]);
     Weighted { x: slice(x), weight: slice(weight), bias: slice(bias), from, to, transposed }
 }
@@ -402,7 +405,7 @@ fn rows_together(tensor: FloatTensor<Flex>) -> FloatTensor<Flex> {
 }
 
 /// The elements and strides of a `[b, heads, t, width]` tensor, in place.
-fn lying<T: Element>(tensor: &FloatTensor<Flex>) -> Lying<'_, T> {
+fn lying<T: cpu::Element + Element>(tensor: &FloatTensor<Flex>) -> Lying<'_, T> {
     let layout = tensor.layout();
     (&tensor.storage::<T>()[layout.start_offset()..], [0, 1, 2].map(|dim| layout.strides()[dim] as usize))
 }
@@ -418,7 +421,7 @@ fn sizes_of_three(qkv: &FloatTensor<Flex>, heads: usize) -> Sizes {
     Sizes { b, heads, kv_heads: heads, t, s: t, d, dv: d }
 }
 
-fn latent<T: Element>(inputs: &[FloatTensor<Flex>; 6], rule: LatentRule) -> Latent<'_, T> {
+fn latent<T: cpu::Element + Element>(inputs: &[FloatTensor<Flex>; 6], rule: LatentRule) -> Latent<'_, T> {
     let ([q, kv, k_rope, cos, sin, starts], [b, t, _]) = (inputs, inputs[0].shape().dims());
     let table = [slice(cos), slice(sin)];
     Latent { b, t, q: slice(q), kv: slice(kv), k_rope: slice(k_rope), table, starts: slice(starts), rule }

@@ -14,12 +14,11 @@
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::element::Element;
-use crate::math::over_rows;
 use crate::ops::FusedOps;
-use crate::simd::vectorised;
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use cpu::math::over_rows;
+use cpu::{Element, vectorised};
 use std::mem::MaybeUninit;
 
 /// Cosines and sines of the angles of some positions, on one device.
@@ -169,7 +168,7 @@ vectorised! {
         let (first, second) = y.split_at_mut(cos.len());
         let halves = first.iter_mut().zip(second);
         for ((x, (first, second)), (cos, sin)) in x.as_chunks::<2>().0.iter().zip(halves).zip(cos.iter().zip(sin)) {
-            let [a, b] = x.map(<T as Element>::to_f32);
+            let [a, b] = x.map(T::to_f32);
             first.write(T::from_f32(a * cos - b * sin));
             second.write(T::from_f32(b * cos + a * sin));
         }

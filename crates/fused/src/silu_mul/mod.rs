@@ -11,15 +11,11 @@
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::element::Element;
-use crate::math::{TASK, over_rows, sigmoid};
 use crate::ops::FusedOps;
-use crate::pieces::Pieces;
-use crate::simd::vectorised;
-use crate::team;
-use crate::uninit::written;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
+use cpu::math::{TASK, over_rows, sigmoid};
+use cpu::{Element, Pieces, team, vectorised, written};
 use std::mem::MaybeUninit;
 
 /// Computes `silu(gate) * up` for two tensors of one shape and dtype.

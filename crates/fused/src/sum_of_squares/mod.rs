@@ -7,13 +7,10 @@
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::element::Element;
 use crate::ops::FusedOps;
-use crate::pieces::Pieces;
-use crate::simd::vectorised;
-use crate::team;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
+use cpu::{Element, Pieces, team, vectorised};
 
 /// Elements per part: 124 million elements make 1,900 numbers for the host.
 pub(crate) const PART: usize = 64 * 1024;

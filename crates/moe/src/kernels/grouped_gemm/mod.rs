@@ -27,9 +27,9 @@ pub use cube::{Tier, force_tier};
 use crate::ops::MoeOps;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
+use cpu::gemm::{Matrix, Product, products};
+use cpu::{Element, written};
 use fused::check::Call;
-use fused::gemm::{Matrix, Product, products};
-use fused::{Element, written};
 use std::mem::MaybeUninit;
 
 /// Multiplies `x_rp` by each segment's matrix of `weight_epq`: `[r, q]`.

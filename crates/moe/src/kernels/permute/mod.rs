@@ -28,8 +28,8 @@ use super::route::check_indices;
 use crate::ops::MoeOps;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
+use cpu::{Element, written};
 use fused::check::Call;
-use fused::{Element, written};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
 

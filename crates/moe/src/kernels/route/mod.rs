@@ -159,11 +159,11 @@ pub(crate) fn scores_cpu(logits: &[f32], e: usize, func: ScoreFunc) -> Vec<f32> 
         for (scores, logits) in scores.chunks_exact_mut(e).zip(logits.chunks_exact(e)) {
             match func {
                 ScoreFunc::Sigmoid => {
-                    scores.iter_mut().zip(logits).for_each(|(s, x)| *s = 1.0 / (1.0 + fused::exp(-x)))
+                    scores.iter_mut().zip(logits).for_each(|(s, x)| *s = 1.0 / (1.0 + cpu::math::exp(-x)))
                 }
                 ScoreFunc::Softmax => {
                     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                    scores.iter_mut().zip(logits).for_each(|(s, x)| *s = fused::exp(x - max));
+                    scores.iter_mut().zip(logits).for_each(|(s, x)| *s = cpu::math::exp(x - max));
                     let sum: f32 = scores.iter().sum();
                     scores.iter_mut().for_each(|s| *s /= sum);
                 }

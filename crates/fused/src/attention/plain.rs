@@ -1,15 +1,12 @@
 //! Attention in plain Rust: one task per head of a sequence; in the backward, one per key-value head.
 
 use super::head::Head;
-use super::views::{Target, View};
 use super::{AttentionRule, LatentRule};
-use crate::element::Element;
-use crate::gemm::Matrix;
-use crate::math::accumulate;
-use crate::pieces::Pieces;
 use crate::rope::{turn, turn_back};
-use crate::team;
-use crate::uninit::{Room, overwritten, written};
+use cpu::gemm::Matrix;
+use cpu::heads::{Target, View};
+use cpu::math::accumulate;
+use cpu::{Element, Pieces, Room, overwritten, team, written};
 use std::mem::MaybeUninit;
 
 /// Sizes of queries, keys and values, separate or in one product.

@@ -1,11 +1,11 @@
-//! Views of the rows of heads in memory.
+//! Views of the rows of attention heads where they lie in memory, at any distance from each other.
 
 use crate::element::Element;
 use crate::gemm::Matrix;
 
 /// The rows of heads of a `[b, heads, t, width]` tensor, in place. The elements of a row are contiguous.
 #[derive(Clone, Copy)]
-pub(super) struct View<'a, T> {
+pub struct View<'a, T> {
     data: &'a [T],
     /// Strides from a sequence, a head and a position to the next.
     strides: [usize; 3],
@@ -13,6 +13,7 @@ pub(super) struct View<'a, T> {
 }
 
 impl<'a, T: Element> View<'a, T> {
+    /// A view with these strides from a sequence, a head and a position to the next.
     pub fn new(data: &'a [T], strides: [usize; 3], width: usize) -> Self {
         Self { data, strides, width }
     }
@@ -41,7 +42,7 @@ impl<'a, T: Element> View<'a, T> {
 
 /// The same for memory to write; each task writes the rows of its own heads.
 #[derive(Clone, Copy)]
-pub(super) struct Target<T> {
+pub struct Target<T> {
     first: *mut T,
     strides: [usize; 3],
     width: usize,
@@ -51,6 +52,8 @@ pub(super) struct Target<T> {
 unsafe impl<T: Element> Sync for Target<T> {}
 
 impl<T: Element> Target<T> {
+    /// A target with these strides from a sequence, a head and a position to the next.
+    ///
     /// # Safety
     /// All rows must lie in memory that is valid for writes while the target is used, and no two of them may overlap.
     pub unsafe fn new(first: *mut T, strides: [usize; 3], width: usize) -> Self {

@@ -66,6 +66,7 @@ impl Simd {
 
 /// Returns the set in use: the one that `KILN_SIMD` asks for, otherwise (also if the request is invalid) that of the
 /// processor.
+#[inline]
 pub fn simd() -> Simd {
     static SIMD: LazyLock<Simd> = LazyLock::new(|| Simd::asked_for().ok().flatten().unwrap_or_else(Simd::of_processor));
     *SIMD
@@ -81,6 +82,7 @@ pub fn multiplies_bf16() -> bool {
 
 /// Compiles a loop for each [`Simd`]; a call runs the version that [`simd`] selects. Functions that the loop calls must
 /// be inlined to be compiled for it too.
+#[macro_export]
 macro_rules! vectorised {
     ($(#[$doc:meta])* $vis:vis fn $name:ident $(<$t:ident: $bound:path>)? ($($arg:ident: $of:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
         $(#[$doc])*
@@ -112,4 +114,3 @@ macro_rules! vectorised {
         }
     };
 }
-pub(crate) use vectorised;

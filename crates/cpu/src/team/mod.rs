@@ -55,7 +55,7 @@ thread_local! {
 ///
 /// # Panics
 /// If `f` panics, with its panic, after all threads have left `f`.
-pub(crate) fn for_each(tasks: usize, f: impl Fn(usize) + Sync) {
+pub fn for_each(tasks: usize, f: impl Fn(usize) + Sync) {
     let helpers = rayon::current_num_threads().min(tasks).saturating_sub(1);
     if helpers == 0 || HELPS.get() {
         return (0..tasks).for_each(f);

@@ -2,13 +2,13 @@
 
 use crate::element::Element;
 use crate::pieces::Pieces;
-use crate::simd::vectorised;
 use crate::team;
 use crate::uninit::written;
+use crate::vectorised;
 use std::mem::MaybeUninit;
 
 /// Number of elements that justify a separate task.
-pub(crate) const TASK: usize = 16 * 1024;
+pub const TASK: usize = 16 * 1024;
 
 /// Independent partial results of a reduction. Strict floating point forbids the compiler to reorder a sum, so the code
 /// spells out the order: one lane per element of the widest vector.
@@ -37,13 +37,24 @@ pub fn exp(x: f32) -> f32 {
 
 /// `1 / (1 + e^-x)`
 #[inline(always)]
-pub(crate) fn sigmoid(x: f32) -> f32 {
+pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
+}
+
+/// `2 sqrt(2/pi)`: [`gelu`] is `x sigmoid(GELU_FACTOR (x + GELU_CUBIC x^3))`.
+pub const GELU_FACTOR: f32 = 1.595_769_2;
+/// The factor of the cube in [`gelu`].
+pub const GELU_CUBIC: f32 = 0.044_715;
+
+/// GELU in its tanh form (arXiv 1606.08415) of one number.
+#[inline(always)]
+pub fn gelu(x: f32) -> f32 {
+    x * sigmoid(GELU_FACTOR * (x + GELU_CUBIC * x * x * x))
 }
 
 /// Sums `term` over three slices of equal length.
 #[inline(always)]
-pub(crate) fn sum3<T: Element, U: Element, V: Element>(
+pub fn sum3<T: Element, U: Element, V: Element>(
     (a, b, c): (&[T], &[U], &[V]),
     term: impl Fn(f32, f32, f32) -> f32,
 ) -> f32 {
@@ -62,19 +73,19 @@ pub(crate) fn sum3<T: Element, U: Element, V: Element>(
 
 /// Sums `term` over two slices of equal length.
 #[inline(always)]
-pub(crate) fn sum2<T: Element, U: Element>(a: &[T], b: &[U], term: impl Fn(f32, f32) -> f32) -> f32 {
+pub fn sum2<T: Element, U: Element>(a: &[T], b: &[U], term: impl Fn(f32, f32) -> f32) -> f32 {
     sum3((a, b, b), |a, b, _| term(a, b))
 }
 
 /// Sums `term` over a slice.
 #[inline(always)]
-pub(crate) fn sum<T: Element>(a: &[T], term: impl Fn(f32) -> f32) -> f32 {
+pub fn sum<T: Element>(a: &[T], term: impl Fn(f32) -> f32) -> f32 {
     sum3((a, a, a), |a, _, _| term(a))
 }
 
 /// Returns the largest value of a slice.
 #[inline(always)]
-pub(crate) fn max<T: Element>(a: &[T]) -> f32 {
+pub fn max<T: Element>(a: &[T]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let (chunks, rest) = a.as_chunks::<LANES>();
     for chunk in chunks {
@@ -89,14 +100,14 @@ pub(crate) fn max<T: Element>(a: &[T]) -> f32 {
 
 vectorised! {
     /// Adds a row to a sum of rows.
-    pub(crate) fn accumulate<T: Element>(sum: &mut [f32], row: &[T]) {
+    pub fn accumulate<T: Element>(sum: &mut [f32], row: &[T]) {
         sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value.to_f32());
     }
 }
 
 /// Number of elements of a task: whole rows of `width`, about [`TASK`] elements. It does not depend on the number of
 /// cores, so neither do results that are summed task by task.
-pub(crate) fn task_len(width: usize) -> usize {
+pub fn task_len(width: usize) -> usize {
     (TASK / width.max(1)).max(1) * width.max(1)
 }
 
@@ -105,7 +116,7 @@ pub(crate) fn task_len(width: usize) -> usize {
 ///
 /// # Safety
 /// `task` must set every element of its output.
-pub(crate) unsafe fn over_rows<T: Element, const N: usize>(
+pub unsafe fn over_rows<T: Element, const N: usize>(
     width: usize,
     len: usize,
     inputs: [&[T]; N],

@@ -13,17 +13,19 @@ pub fn poison_uninitialised(on: bool) {
 }
 
 /// Whether [`poison_uninitialised`] is on.
+#[inline]
 pub(crate) fn poisoned() -> bool {
     POISON.load(Ordering::Relaxed)
 }
 
 /// Capacity for elements, none of which is set.
-pub(crate) struct Room<T> {
+pub struct Room<T> {
     values: Vec<T>,
     len: usize,
 }
 
 impl<T> Room<T> {
+    /// Room for `len` elements.
     pub fn new(len: usize) -> Self {
         let mut room = Self { values: Vec::with_capacity(len), len };
         if poisoned() {
@@ -33,10 +35,13 @@ impl<T> Room<T> {
         room
     }
 
+    /// The memory of all elements.
     pub fn elements(&mut self) -> &mut [MaybeUninit<T>] {
         &mut self.values.spare_capacity_mut()[..self.len]
     }
 
+    /// Returns the elements.
+    ///
     /// # Safety
     /// All elements must be set.
     pub unsafe fn set(mut self) -> Vec<T> {

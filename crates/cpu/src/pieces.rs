@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// A slice from which tasks take disjoint ranges.
 #[derive(Clone, Copy)]
-pub(crate) struct Pieces<'a, T> {
+pub struct Pieces<'a, T> {
     first: *mut T,
     len: usize,
     memory: PhantomData<&'a mut [T]>,
@@ -15,6 +15,7 @@ pub(crate) struct Pieces<'a, T> {
 unsafe impl<T: Send> Sync for Pieces<'_, T> {}
 
 impl<'a, T> Pieces<'a, T> {
+    /// Parts of these values, which nothing else uses meanwhile.
     pub fn new(values: &'a mut [T]) -> Self {
         Self { first: values.as_mut_ptr(), len: values.len(), memory: PhantomData }
     }
@@ -24,6 +25,8 @@ impl<'a, T> Pieces<'a, T> {
         self.first
     }
 
+    /// Returns the elements of a range.
+    ///
     /// # Safety
     /// No other range in use may overlap this one.
     ///

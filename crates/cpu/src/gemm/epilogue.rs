@@ -2,7 +2,7 @@
 
 use super::Epilogue;
 use crate::Element;
-use crate::gelu;
+use crate::math::gelu;
 use std::ops::Range;
 
 /// An epilogue whose outputs several threads write, each in different rectangles.
@@ -62,7 +62,7 @@ impl<'a, T: Element> Finish<'a, T> {
             unsafe { write(sums, to.add(at)) };
         }
         if self.gelu {
-            sums.iter_mut().for_each(|sum| *sum = gelu::of(*sum));
+            sums.iter_mut().for_each(|sum| *sum = gelu(*sum));
         }
         if let Some(residual) = self.residual {
             add(sums, &residual[at..][..sums.len()]);

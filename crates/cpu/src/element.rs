@@ -4,7 +4,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 /// A float type whose arithmetic runs in f32: f32, bf16 or f16.
-pub trait Element: burn::tensor::Element + bytemuck::Pod + Send + Sync + 'static {
+pub trait Element: bytemuck::Pod + Send + Sync + 'static {
     /// Whether the type is f32, so that its memory can be used directly.
     const IS_F32: bool = false;
 
@@ -45,6 +45,7 @@ impl Element for f32 {
         value
     }
 
+    #[inline(always)]
     fn as_f32s(values: &[f32]) -> Option<&[f32]> {
         Some(values)
     }

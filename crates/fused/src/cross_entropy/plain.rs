@@ -1,13 +1,9 @@
 //! The loss on the CPU.
 
 use super::{CrossEntropyRule, ROWS};
-use crate::element::Element;
-use crate::gemm::{Matrix, Product, product_here, products};
-use crate::math::{exp, max, sum, task_len};
-use crate::pieces::Pieces;
-use crate::simd::vectorised;
-use crate::team;
-use crate::uninit::{overwritten, written};
+use cpu::gemm::{Matrix, Product, product_here, products};
+use cpu::math::{exp, max, sum, task_len};
+use cpu::{Element, Pieces, overwritten, team, vectorised, written};
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
 

@@ -1,11 +1,8 @@
 //! Linear layers on the CPU.
 
-use crate::element::Element;
-use crate::gemm::{Epilogue, Matrix, Product, products, products_with};
-use crate::math::accumulate;
-use crate::pieces::Pieces;
-use crate::team;
-use crate::uninit::written;
+use cpu::gemm::{Epilogue, Matrix, Product, products, products_with};
+use cpu::math::accumulate;
+use cpu::{Element, Pieces, team, written};
 use std::mem::MaybeUninit;
 
 /// Rows of width `from`, a matrix that maps them to rows of width `to`, and a bias, which may be empty.

@@ -51,7 +51,7 @@ mod task;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use task::product_here;
+pub use task::product_here;
 
 use crate::Element;
 use std::mem::MaybeUninit;
@@ -123,7 +123,7 @@ pub struct Epilogue<'a, T> {
     pub bias: Option<&'a [T]>,
     /// `[m, n]`: receives the sums with the bias, rounded; every element is written.
     pub pre_activation: Option<&'a mut [MaybeUninit<T>]>,
-    /// Whether to apply GELU in its tanh form; see [`gelu`](crate::gelu).
+    /// Whether to apply GELU in its tanh form; see [`gelu`](crate::math::gelu).
     pub gelu: bool,
     /// `[m, n]`, added last.
     pub residual: Option<&'a [T]>,

@@ -1,40 +1,11 @@
-//! The unsafe code of `fused`, compiled without Burn: uninitialized memory, disjoint parts of memory for tasks, rows of
-//! attention heads, the thread team, and matrix products on every vector path of this processor. The modules bring
-//! their own tests; more follow below.
-#![cfg(test)]
-#![allow(dead_code, unused_imports, reason = "parts of a crate")]
+//! The unsafe code at sizes that Miri, valgrind and sanitizers can run: uninitialized memory, disjoint parts of memory for
+//! tasks, rows of attention heads, and matrix products on every vector path of this processor.
 
-#[path = "../../src/element.rs"]
-mod element;
-#[path = "../../src/gemm/mod.rs"]
-mod gemm;
-#[path = "../../src/math.rs"]
-mod math;
-#[path = "../../src/pieces.rs"]
-mod pieces;
-#[path = "../../src/simd.rs"]
-mod simd;
-#[path = "../../src/team/mod.rs"]
-mod team;
-#[path = "../../src/uninit.rs"]
-mod uninit;
-#[path = "../../src/attention/views.rs"]
-mod views;
-
-/// The GELU of `fused::gelu`.
-mod gelu {
-    pub(crate) fn of(x: f32) -> f32 {
-        x * crate::math::sigmoid(1.595_769_2 * (x + 0.044_715 * x * x * x))
-    }
-}
-
-use element::Element;
-use gemm::{Epilogue, Matrix, Product, products_with};
+use cpu::gemm::{Epilogue, Matrix, Product, products_with};
+use cpu::heads::{Target, View};
+use cpu::{Element, Pieces, overwritten, team, written};
 use half::{bf16, f16};
-use pieces::Pieces;
 use std::mem::MaybeUninit;
-use uninit::{overwritten, written};
-use views::{Target, View};
 
 /// Small enough for an interpreter, with partial tiles and blocks on every side.
 const SIZES: &[[usize; 3]] = if cfg!(miri) {
@@ -78,7 +49,7 @@ fn products_are_those_of_f64<T: Element>(tolerance: f64) {
                 let near =
                     |found: T, exact: f64| (f64::from(found.to_f32()) - exact).abs() <= tolerance * (1.0 + exact.abs());
                 assert!(near(*before, sum), "[{m}, {n}, {k}] at {i}: {} for {sum}", before.to_f32());
-                let exact = if turned == 0 { f64::from(gelu::of(sum as f32)) } else { sum };
+                let exact = if turned == 0 { f64::from(cpu::math::gelu(sum as f32)) } else { sum };
                 assert!(near(*found, exact + f64::from(residual[i].to_f32())), "[{m}, {n}, {k}] at {i}");
             }
         }

@@ -1,10 +1,12 @@
 //! Compares matrix products with their documented order of summation, and with f64.
 
-use fused::Element;
-use fused::gemm::{Epilogue, Matrix, Product, products, products_with};
-use fused::simd::{Simd, multiplies_bf16, simd};
+use cpu::Element;
+use cpu::gemm::{Epilogue, Matrix, Product, products, products_with};
+use cpu::simd::{Simd, multiplies_bf16, simd};
 use half::{bf16, f16};
+use proptest::prelude::*;
 use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Numbers in -0.5 .. 0.5 (xorshift).
 fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -48,7 +50,7 @@ impl Case {
 /// Returns `c` as memory to write.
 fn over<T: Copy>(c: &mut [T]) -> &mut [MaybeUninit<T>] {
     // SAFETY: `products` sets every element.
-    unsafe { fused::overwritten(c) }
+    unsafe { cpu::overwritten(c) }
 }
 
 fn at<T: Copy>(x: &Matrix<'_, T>, i: usize, j: usize) -> T {
@@ -343,4 +345,31 @@ fn takes_any_strides_of_bf16() {
 fn refuses_short_data() {
     let matrix = Matrix { data: &[0.0f32; 5][..], row_stride: 3, col_stride: 1 };
     products(vec![Product { m: 2, n: 2, k: 3, a: matrix, b: matrix, c: over(&mut [0.0; 4]) }]);
+}
+
+proptest! {
+    /// Every length of one drawn product may be wrong. Then the call names what is wrong, or the result is complete.
+    #[test]
+    fn lengths_that_do_not_fit_are_refused_or_all_of_c_is_written(
+        [m, n, k] in [0usize..9, 0usize..40, 0usize..9],
+        wrong in 0usize..8,
+        by in prop_oneof![Just(-1isize), Just(1), Just(-7), Just(1000)],
+        gelu: bool,
+    ) {
+        let len = |number: usize, right: usize| if number == wrong { right.saturating_add_signed(by) } else { right };
+        let [a, b, c] = [len(0, m * k), len(1, k * n), len(2, m * n)];
+        let (a, b, bias, residual) = (vec![1.0; a], vec![1.0; b], vec![1.0; len(3, n)], vec![1.0; len(4, c)]);
+        let mut c = vec![f32::NAN; c];
+        let call = || {
+            let product = Product { m, n, k, a: Matrix::new(&a, k), b: Matrix::new(&b, n), c: over(&mut c) };
+            products_with(vec![(product, Epilogue { bias: Some(&bias), residual: Some(&residual), gelu, ..Epilogue::default() })]);
+        };
+        match catch_unwind(AssertUnwindSafe(call)) {
+            Ok(()) => prop_assert!(c.len() == m * n && c.iter().all(|value| value.is_finite())),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+                prop_assert!(wrong < 5 && text.starts_with("products: "), "{text}");
+            }
+        }
+    }
 }
