@@ -59,7 +59,7 @@ fn by_position(rows: usize, heads: usize, width: usize) -> [usize; 3] {
 }
 
 /// Returns `y`, `[b, t, heads, dv]`, and `l_bht`.
-pub(crate) fn attention_cpu<T: Element>(
+pub(super) fn attention_cpu<T: Element>(
     sizes: Sizes,
     [q, k, v]: [Lying<'_, T>; 3],
     mask: Mask<'_>,
@@ -90,7 +90,7 @@ pub(crate) fn attention_cpu<T: Element>(
 }
 
 /// Returns the gradients by position: `[b, t, heads, d]`, `[b, s, kv_heads, d]`, `[b, s, kv_heads, dv]`.
-pub(crate) fn attention_backward_cpu<T: Element>(
+pub(super) fn attention_backward_cpu<T: Element>(
     sizes: Sizes,
     inputs: [Lying<'_, T>; 3],
     outputs: [Lying<'_, T>; 2],
@@ -115,12 +115,12 @@ pub(crate) fn attention_backward_cpu<T: Element>(
 }
 
 /// Maps `[b, t, 3 heads d]` to `y`, `[b, t, heads, d]`, and `l_bht`.
-pub(crate) fn self_attention_cpu<T: Element>(sizes: Sizes, qkv: &[T], mask: Mask<'_>) -> (Vec<T>, Vec<f32>) {
+pub(super) fn self_attention_cpu<T: Element>(sizes: Sizes, qkv: &[T], mask: Mask<'_>) -> (Vec<T>, Vec<f32>) {
     attention_cpu(sizes, three(sizes, qkv), mask)
 }
 
 /// Returns the gradient of `qkv`, `[b, t, 3 heads d]`.
-pub(crate) fn self_attention_backward_cpu<T: Element>(
+pub(super) fn self_attention_backward_cpu<T: Element>(
     sizes: Sizes,
     qkv: &[T],
     [y, dy]: [&[T]; 2],
@@ -257,7 +257,7 @@ impl<'a, T: Element> Latent<'a, T> {
 }
 
 /// Returns `y`, `[b, t, heads v]`, and `l_bht`.
-pub(crate) fn latent_attention_cpu<T: Element>(latent: Latent<'_, T>) -> (Vec<T>, Vec<f32>) {
+pub(super) fn latent_attention_cpu<T: Element>(latent: Latent<'_, T>) -> (Vec<T>, Vec<f32>) {
     let Latent { b, t, rule: LatentRule { heads, rope, v, .. }, .. } = latent;
     let (parts, k_rope) = (latent.parts(), View::new(latent.k_rope, [t * rope, 0, rope], rope));
     let mut l = vec![0.0; b * heads * t];
@@ -285,7 +285,7 @@ pub(crate) fn latent_attention_cpu<T: Element>(latent: Latent<'_, T>) -> (Vec<T>
 }
 
 /// Returns the gradients of `q`, `kv` and `k_rope`.
-pub(crate) fn latent_attention_backward_cpu<T: Element>(
+pub(super) fn latent_attention_backward_cpu<T: Element>(
     latent: Latent<'_, T>,
     [y, dy]: [&[T]; 2],
     l: &[f32],

@@ -7,12 +7,15 @@
 //!
 //! It works element by element in f32 and rounds once. The backward keeps `x`, in its dtype.
 
+pub(crate) mod autodiff;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::ops::FusedOps;
-use burn::backend::Dispatch;
+use crate::slices::{contiguous, float, slice};
+use crate::with_float;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 use cpu::math::{GELU_CUBIC, GELU_FACTOR, gelu as of_one, over_rows, sigmoid};
 use cpu::{Element, vectorised};
@@ -27,12 +30,42 @@ pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     Tensor::from_dispatch(Dispatch::fused_gelu(x.into_dispatch()))
 }
 
-pub(crate) fn forward_cpu<T: Element>(x: &[T]) -> Vec<T> {
+/// The operation, which the tape records.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait GeluOps: Backend {
+    /// Maps `x` to `gelu(x)`.
+    #[fusion(meta = |x| x.clone())]
+    fn fused_gelu(x: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+/// Its gradient.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait GeluBackwardOps: Backend {
+    /// Maps `x` and the gradient of `gelu(x)` to that of `x`.
+    #[fusion(meta = |x, _| x.clone())]
+    fn fused_gelu_backward(x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+impl GeluOps for Flex {
+    fn fused_gelu(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let x = contiguous(&x);
+        with_float!(x.dtype(), T => float(forward_cpu::<T>(slice(&x)), x.shape()))
+    }
+}
+
+impl GeluBackwardOps for Flex {
+    fn fused_gelu_backward(x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (x, d_y) = (contiguous(&x), contiguous(&d_y));
+        with_float!(x.dtype(), T => float(backward_cpu::<T>(slice(&x), slice(&d_y)), x.shape()))
+    }
+}
+
+fn forward_cpu<T: Element>(x: &[T]) -> Vec<T> {
     // SAFETY: `forward` sets all of `y`.
     unsafe { over_rows(1, x.len(), [x], |_, [x], y| forward(x, y)) }
 }
 
-pub(crate) fn backward_cpu<T: Element>(x: &[T], dy: &[T]) -> Vec<T> {
+fn backward_cpu<T: Element>(x: &[T], dy: &[T]) -> Vec<T> {
     // SAFETY: `backward` sets all of `dx`.
     unsafe { over_rows(1, x.len(), [x, dy], |_, [x, dy], dx| backward(x, dy, dx)) }
 }

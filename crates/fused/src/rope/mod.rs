@@ -10,12 +10,15 @@
 //! Queries and keys have the same layout, so their products equal those of the interleaved layout. The arithmetic is in
 //! f32 and rounds once. The backward keeps only the table.
 
+mod autodiff;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::ops::FusedOps;
-use burn::backend::{Dispatch, DispatchTensor};
+use crate::slices::{contiguous, float, slice};
+use crate::with_float;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, DispatchTensor, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use cpu::math::over_rows;
 use cpu::{Element, vectorised};
@@ -138,7 +141,35 @@ pub struct RopeRule {
 }
 
 /// Rotates rows of `2 pairs`; row `i` has position `i / repeat % t`.
-pub(crate) fn rope_cpu<T: Element>(
+/// The operation, which the tape records; its gradient is the operation back.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait RopeOps: Backend {
+    /// Rotates rows of `x` by the statistics `cos_tp` and `sin_tp`, or the gradient of the result back.
+    #[fusion(meta = |x, _, _, _| x.clone())]
+    fn fused_rope(
+        x: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        rule: RopeRule,
+    ) -> FloatTensor<Self>;
+}
+
+impl RopeOps for Flex {
+    fn fused_rope(
+        x: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        rule: RopeRule,
+    ) -> FloatTensor<Self> {
+        let ([t, pairs], x) = (cos.shape().dims(), contiguous(&x));
+        let (cos, sin) = (contiguous(&cos), contiguous(&sin));
+        with_float!(x.dtype(), T => {
+            float(rope_cpu::<T>(slice(&x), [slice(&cos), slice(&sin)], [t, pairs], rule), x.shape())
+        })
+    }
+}
+
+fn rope_cpu<T: Element>(
     x: &[T],
     [cos, sin]: [&[f32]; 2],
     [t, pairs]: [usize; 2],

@@ -1,17 +1,61 @@
-//! The loss on the CPU.
+//! The loss in plain Rust.
 
-use super::{CrossEntropyRule, ROWS};
+use super::{CrossEntropyBackwardOps, CrossEntropyOps, CrossEntropyRule, ROWS};
+use crate::slices::{contiguous, float, indices, slice};
+use crate::with_float;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Flex, TensorMetadata};
 use cpu::gemm::{Matrix, Product, product_here, products};
 use cpu::math::{exp, max, sum, task_len};
 use cpu::{Element, Pieces, overwritten, team, vectorised, written};
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
 
+impl CrossEntropyOps for Flex {
+    fn fused_cross_entropy(
+        x: FloatTensor<Self>,
+        head: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        rule: CrossEntropyRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (cross_entropy, z_loss, ..) = cross_entropy(x, head, targets, rule, false);
+        (cross_entropy, z_loss)
+    }
+}
+
+impl CrossEntropyBackwardOps for Flex {
+    fn fused_cross_entropy_with_gradients(
+        x: FloatTensor<Self>,
+        head: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        rule: CrossEntropyRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        cross_entropy(x, head, targets, rule, true)
+    }
+}
+
+fn cross_entropy(
+    x: FloatTensor<Flex>,
+    head: FloatTensor<Flex>,
+    targets: IntTensor<Flex>,
+    rule: CrossEntropyRule,
+    wanted: bool,
+) -> (FloatTensor<Flex>, FloatTensor<Flex>, FloatTensor<Flex>, FloatTensor<Flex>) {
+    let (x, head, targets) = (contiguous(&x), contiguous(&head), indices(&targets));
+    let [_, d] = x.shape().dims();
+    with_float!(x.dtype(), T => {
+        let (losses, d_x, d_head) = cross_entropy_cpu::<T>(slice(&x), slice(&head), &targets, d, rule, wanted);
+        let shape = |of: &FloatTensor<Flex>| if wanted { of.shape() } else { [0].into() };
+        let [cross_entropy, z_loss] = losses.map(|loss| float(vec![loss], [1]));
+        (cross_entropy, z_loss, float(d_x, shape(&x)), float(d_head, shape(&head)))
+    })
+}
+
 /// Returns the two mean losses and, if `wanted`, the gradients of `x` and the head for a cotangent of n.
 ///
 /// # Panics
 /// If a target is not in the vocabulary.
-pub(crate) fn cross_entropy_cpu<T: Element>(
+fn cross_entropy_cpu<T: Element>(
     x: &[T],
     head: &[T],
     targets: &[usize],

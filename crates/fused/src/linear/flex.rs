@@ -1,19 +1,116 @@
-//! Linear layers on the CPU.
+//! Linear layers and their gradients in plain Rust.
 
+use super::{Again, LinearOps, ProductOps};
+use crate::slices::{contiguous, float, slice};
+use crate::with_float;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::Element as TensorElement;
 use cpu::gemm::{Epilogue, Matrix, Product, products, products_with};
 use cpu::math::accumulate;
 use cpu::{Element, Pieces, team, written};
 use std::mem::MaybeUninit;
 
+impl LinearOps for Flex {
+    fn fused_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        transposed: bool,
+        _: Option<Again>,
+    ) -> FloatTensor<Self> {
+        let inputs = [&x, &weight, &bias].map(contiguous);
+        let ([rows, _], to) = (x.shape().dims(), weight.shape()[usize::from(!transposed)]);
+        with_float!(x.dtype(), T => float(weighted::<T>(&inputs, transposed).forward(None), [rows, to]))
+    }
+
+    fn fused_linear_gelu(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        _: Option<Again>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let inputs = [&x, &weight, &bias].map(contiguous);
+        let ([rows, _], [_, to]) = (x.shape().dims(), weight.shape().dims());
+        with_float!(x.dtype(), T => {
+            let (y, pre) = weighted::<T>(&inputs, false).gelu();
+            (float(y, [rows, to]), float(pre, [rows, to]))
+        })
+    }
+
+    fn fused_linear_add(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let inputs = [&x, &weight, &bias].map(contiguous);
+        let residual = contiguous(&residual);
+        with_float!(x.dtype(), T => {
+            float(weighted::<T>(&inputs, false).forward(Some(slice(&residual))), residual.shape())
+        })
+    }
+}
+
+impl ProductOps for Flex {
+    fn fused_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::float_matmul(a, b)
+    }
+
+    fn fused_product_into(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: usize,
+    ) -> FloatTensor<Self> {
+        Self::fused_product(a, b)
+    }
+
+    fn fused_linear_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        transposed: bool,
+        wanted: [bool; 3],
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let [x, weight, d_y] = [&x, &weight, &d_y].map(contiguous);
+        let [rows, to] = d_y.shape().dims();
+        // An input of an unwanted gradient may be an empty placeholder.
+        let from = if wanted[1] { x.shape()[1] } else { weight.shape()[usize::from(transposed)] };
+        with_float!(d_y.dtype(), T => {
+            let slices = [slice(&x), slice(&weight), slice(&d_y)];
+            let [d_x, d_weight, d_bias] = backward_cpu::<T>(slices, [rows, from, to], transposed, wanted);
+            let or_none = |values: Vec<T>, shape: Vec<usize>, wanted: bool| {
+                float(values, if wanted { shape } else { vec![0] })
+            };
+            let of_weight = if transposed { vec![to, from] } else { vec![from, to] };
+            (
+                or_none(d_x, vec![rows, from], wanted[0]),
+                or_none(d_weight, of_weight, wanted[1]),
+                or_none(d_bias, vec![to], wanted[2]),
+            )
+        })
+    }
+}
+
+fn weighted<T: Element + TensorElement>(
+    [x, weight, bias]: &[FloatTensor<Flex>; 3],
+    transposed: bool,
+) -> Weighted<'_, T> {
+    let (from, to) = (x.shape()[1], weight.shape()[usize::from(!transposed)]);
+    Weighted { x: slice(x), weight: slice(weight), bias: slice(bias), from, to, transposed }
+}
+
 /// Rows of width `from`, a matrix that maps them to rows of width `to`, and a bias, which may be empty.
 #[derive(Clone, Copy)]
-pub(crate) struct Weighted<'a, T> {
-    pub x: &'a [T],
-    pub weight: &'a [T],
-    pub bias: &'a [T],
-    pub from: usize,
-    pub to: usize,
-    pub transposed: bool,
+struct Weighted<'a, T> {
+    x: &'a [T],
+    weight: &'a [T],
+    bias: &'a [T],
+    from: usize,
+    to: usize,
+    transposed: bool,
 }
 
 impl<'a, T: Element> Weighted<'a, T> {
@@ -35,7 +132,7 @@ impl<'a, T: Element> Weighted<'a, T> {
     }
 
     /// Computes `x W + b`, optionally added to a residual.
-    pub fn forward(&self, residual: Option<&[T]>) -> Vec<T> {
+    fn forward(&self, residual: Option<&[T]>) -> Vec<T> {
         let write = |c: &mut [MaybeUninit<T>]| {
             products_with(vec![(self.product(c), Epilogue { bias: self.bias(), residual, ..Epilogue::default() })]);
         };
@@ -44,7 +141,7 @@ impl<'a, T: Element> Weighted<'a, T> {
     }
 
     /// Computes `gelu(x W + b)` and `x W + b`.
-    pub fn gelu(&self) -> (Vec<T>, Vec<T>) {
+    fn gelu(&self) -> (Vec<T>, Vec<T>) {
         let mut pre = vec![];
         let len = self.rows() * self.to;
         let write = |c: &mut [MaybeUninit<T>]| {
@@ -63,7 +160,7 @@ impl<'a, T: Element> Weighted<'a, T> {
 }
 
 /// Returns the wanted gradients of `x`, weight and bias; the others are empty.
-pub(crate) fn backward_cpu<T: Element>(
+fn backward_cpu<T: Element>(
     [x, weight, dy]: [&[T]; 3],
     [rows, from, to]: [usize; 3],
     transposed: bool,
