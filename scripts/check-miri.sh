@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Interprets under Miri the unsafe code of crates/fused that does not need Burn, on its portable path, and the regions
-# of crates/checkpoint.
+# Interprets under Miri the unsafe code of crates/cpu, on its portable path, and the regions of crates/checkpoint.
 #
 #   bash scripts/check-miri.sh
 #
@@ -16,5 +15,5 @@ if ! cargo "+$toolchain" miri --version >/dev/null 2>&1; then
     exit 1
 fi
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/miri MIRIFLAGS="-Zmiri-disable-isolation ${MIRIFLAGS:-}"
-cargo "+$toolchain" miri test --locked --lib --manifest-path crates/fused/alone/Cargo.toml
+cargo "+$toolchain" miri test --locked --package cpu --lib --test memory
 cargo "+$toolchain" miri test --locked --package checkpoint --lib region

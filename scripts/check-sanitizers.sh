@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the unsafe code of crates/fused that does not need Burn under LLVM's sanitizers and valgrind (crates/fused/alone:
-# uninitialized memory, its parts for tasks, the thread team, products on this processor's vectors).
+# Runs the unsafe code of crates/cpu under LLVM's sanitizers and valgrind: uninitialized memory, its parts for tasks, the
+# thread team, products on this processor's vectors.
 #
 #   bash scripts/check-sanitizers.sh                       # all that can run here
 #   bash scripts/check-sanitizers.sh address thread        # some of: address, thread, memcheck
@@ -8,7 +8,7 @@
 #
 # The stable toolchain includes the sanitizers' runtimes. Without the component rust-src the standard library is not
 # instrumented: errors inside its compiled code go unseen, and ThreadSanitizer does not see that a thread which waited
-# for one of its locks holds it. It then reports races on what the lock guards: 41 reports for `fused/alone`, all behind
+# for one of its locks holds it. It then reports races on what the lock guards: 41 reports for `cpu`, all behind
 # a lock or a channel of the standard library (rayon's sleep and latches, the test harness, `Crew`'s state). In that
 # case only `check-loom.sh` can tell whether the thread team is correct. memcheck needs valgrind, which has no AVX-512.
 # It finds reads of uninitialized memory, which none of these sanitizers does.
@@ -28,7 +28,8 @@ for argument in "$@"; do
 done
 [[ ${#tools[@]} -gt 0 ]] || tools=(address thread memcheck)
 
-alone=(test --locked --lib --manifest-path crates/fused/alone/Cargo.toml)
+checked=(--config profile.dev.package.cpu.debug-assertions=true --config profile.dev.package.cpu.overflow-checks=true)
+alone=(test --locked "${checked[@]}" --package cpu --lib --test memory)
 host=$(rustc -vV | sed -n 's/^host: //p')
 instrumented_std=()
 if [[ -d $(rustc --print sysroot)/lib/rustlib/src/rust/library ]]; then
@@ -56,13 +57,15 @@ for tool in "${tools[@]}"; do
             say "this processor has AVX-512, which valgrind has not: it hides it from the program, which takes AVX2"
         fi
         CARGO_TARGET_DIR=$base/memcheck cargo "${alone[@]}" --no-run
-        program=$(CARGO_TARGET_DIR=$base/memcheck cargo "${alone[@]}" --no-run --message-format=json 2>/dev/null |
-            python3 -c 'import json, sys; print(next(filter(None, (json.loads(line).get("executable") for line in sys.stdin))))')
-        say "memcheck: $program"
-        valgrind --quiet --error-exitcode=99 --fair-sched=try "$program" --test-threads=1
+        CARGO_TARGET_DIR=$base/memcheck cargo "${alone[@]}" --no-run --message-format=json 2>/dev/null |
+            python3 -c 'import json, sys; print(*filter(None, (json.loads(line).get("executable") for line in sys.stdin)), sep="\n")' |
+            while read -r program; do
+                say "memcheck: $program"
+                valgrind --quiet --error-exitcode=99 --fair-sched=try "$program" --test-threads=1 </dev/null
+            done
         continue
     fi
     sanitized "$tool" "${alone[@]}"
-    [[ -z $all ]] || sanitized "$tool" test --locked --package fused --package moe --package comm
+    [[ -z $all ]] || sanitized "$tool" test --locked --package cpu --package fused --package moe --package comm
 done
 say "no errors in ${tools[*]}"

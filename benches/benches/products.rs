@@ -4,8 +4,8 @@
 //! `m x k x n` is `[m, k]` by `[k, n]`. `nn` is a forward product; `nt` reads the right matrix transposed in place (the
 //! gradient of an input), `tn` the left one (the gradient of a weight).
 
-use fused::gemm::{Matrix, Product, products};
-use fused::{Element, overwritten};
+use cpu::gemm::{Matrix, Product, products};
+use cpu::{Element, overwritten};
 use half::bf16;
 use std::time::{Duration, Instant};
 

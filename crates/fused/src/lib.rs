@@ -5,8 +5,10 @@
 //! products, such compositions take most of a training step.
 //!
 //! Each operation is a module that holds its formula, the CPU loop over rows (vectorized for the processor and spread
-//! over its cores) and the GPU kernel. The trait in `ops` connects the operations to Burn's backends. They take f32,
-//! bf16 and f16, compute in f32 and round once.
+//! over its cores with [`cpu`]) and the GPU kernel. It declares the operation as an extension of Burn's backends, in two
+//! traits: one that the tape records, and one of its gradients. Where a backend is not among
+//! those that the traits list, a call does not compile, or panics; nothing falls back silently to a composition.
+//! Operations take f32, bf16 and f16, compute in f32 and round once. Numbers called statistics are f32 in any case.
 //!
 //! | function | formula | kept for the backward |
 //! |---|---|---|
@@ -32,27 +34,19 @@ mod cross_entropy;
 pub mod cube;
 pub mod deferred;
 mod dropout;
-mod element;
 mod embedding;
 mod flatten;
 mod gelu;
-pub mod gemm;
 mod linear;
 mod linear_add_norm;
-mod math;
 mod norm;
-mod ops;
-mod pieces;
 mod precision;
 mod rope;
 mod rows;
 mod silu_mul;
-pub mod simd;
 pub mod slices;
 pub mod step;
 mod sum_of_squares;
-mod team;
-mod uninit;
 pub mod weight_gradients;
 
 pub use adamw::{AdamW, AdamWState, AdamWStep, adamw};
@@ -60,16 +54,13 @@ pub use attention::{AttentionPart, causal_attention, causal_self_attention, late
 pub use clip::{ClipRule, clip_factor};
 pub use cross_entropy::{Losses, linear_cross_entropy, linear_cross_entropy_transposed};
 pub use dropout::{DropoutKey, dropout};
-pub use element::Element;
 pub use embedding::embedding;
 pub use flatten::{flatten, flatten_into};
 pub use gelu::gelu;
 pub use linear::{Rows, linear, linear_add, linear_gelu, linear_transposed};
 pub use linear_add_norm::{linear_add_layer_norm, linear_add_rms_norm};
-pub use math::exp;
 pub use norm::{layer_norm, rms_norm};
 pub use precision::widened;
 pub use rope::{RopeTable, rope, rope_halves};
 pub use silu_mul::silu_mul;
 pub use sum_of_squares::{add_sum_of_squares, sum_of_squares};
-pub use uninit::{overwritten, poison_uninitialised, written};

@@ -1,8 +1,9 @@
 //! Conversion of `flex` tensors to slices and back, for operations in plain Rust.
 
+use burn::backend::Flex;
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Flex, tensor::FloatTensor};
-use burn::tensor::{Element, Shape, TensorData};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::tensor::{DType, Element, Shape, TensorData};
 use bytemuck::Pod;
 
 /// Evaluates `$body` with `$T` as the Rust type of a float dtype.
@@ -39,6 +40,16 @@ pub fn contiguous(tensor: &FloatTensor<Flex>) -> FloatTensor<Flex> {
 /// If the tensor is not contiguous or has another dtype.
 pub fn slice<T: Element + Pod>(contiguous: &FloatTensor<Flex>) -> &[T] {
     contiguous.as_slice().expect("slice: the tensor is contiguous, and of the type that is asked for")
+}
+
+/// Returns the values of a tensor of i32 or i64.
+pub(crate) fn indices(tensor: &IntTensor<Flex>) -> Vec<usize> {
+    let tensor = contiguous(tensor);
+    match tensor.dtype() {
+        DType::I64 => slice::<i64>(&tensor).iter().map(|index| *index as usize).collect(),
+        DType::I32 => slice::<i32>(&tensor).iter().map(|index| *index as usize).collect(),
+        other => panic!("indices are i64 or i32, not {other:?}"),
+    }
 }
 
 /// Makes a tensor of these elements, without a copy.

@@ -28,7 +28,6 @@ mod in_rounds;
 pub mod kernels;
 mod layer;
 mod noise;
-mod ops;
 mod parallel;
 mod rounds;
 mod router;

@@ -18,7 +18,7 @@ use crate::launch::Launch;
 use crate::terminal;
 use crate::unknown_argument;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use fused::simd::Simd;
+use cpu::simd::Simd;
 use std::env;
 use std::error::Error;
 use std::process::ExitCode;

@@ -1,7 +1,7 @@
 //! The kernel of [`adamw`](super): one launch per tensor, in which each unit takes vectors of elements in a grid-stride
 //! loop.
 
-use super::Rates;
+use super::{AdamWOps, Rates};
 use crate::cube::launch::{Elements, address_type, contiguous, empty, over_items, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer};
@@ -9,59 +9,64 @@ use crate::cube::rounded;
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 #[cfg(feature = "offline")]
 use half::{bf16, f16};
 
-/// Returns parameter, mean and square after a step, and the copy of the parameter. Memory without another owner is
-/// updated in place.
-pub(crate) fn adamw(
-    state: [CubeTensor; 3],
-    gradient: CubeTensor,
-    factor: CubeTensor,
-    rates: Rates,
-) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
-    let (len, g, factor) = (gradient.shape().num_elements(), into_contiguous(gradient), contiguous(factor, DType::F32));
-    let (dtype, has_factor) = (g.dtype, factor.shape().num_elements() > 0);
-    let [p, m, v] = state.map(own);
-    let copy = empty(&p, [if rates.copy.is_some() { len } else { 0 }], rates.copy.unwrap_or(DType::F32));
-    if len > 0 {
-        // Either all elements of a vector decay or none.
-        let width = |len| vector_size(&p.client, len, DType::F32);
-        let vector = width(len).min(width(rates.decayed.min(len)));
-        let (count, dim) = over_items(&p.client, len / vector);
-        adamw_kernel::launch(
-            &p.client,
-            count,
-            dim,
-            address_type([&p]),
-            vector,
-            p.clone().elements(),
-            m.clone().elements(),
-            v.clone().elements(),
-            g.elements(),
-            factor.elements(),
-            copy.clone().elements(),
-            len / vector,
-            rates.decayed.min(len) / vector,
-            RatesArgsLaunch::new(
-                rates.gradient_scale,
-                rates.beta1,
-                rates.beta2,
-                rates.epsilon,
-                rates.keep,
-                rates.lr,
-                rates.inverse_sqrt_correction2,
-            ),
-            has_factor,
-            rates.copy.is_some(),
-            dtype_to_elem_type(dtype),
-            dtype_to_elem_type(copy.dtype),
-        );
+impl AdamWOps for CubeBackend {
+    /// Memory without another owner is updated in place.
+    fn fused_adamw(
+        parameter: CubeTensor,
+        mean: CubeTensor,
+        square: CubeTensor,
+        gradient: CubeTensor,
+        factor: CubeTensor,
+        rates: Rates,
+    ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
+        let (len, g, factor) =
+            (gradient.shape().num_elements(), into_contiguous(gradient), contiguous(factor, DType::F32));
+        let (dtype, has_factor) = (g.dtype, factor.shape().num_elements() > 0);
+        let [p, m, v] = [parameter, mean, square].map(own);
+        let copy = empty(&p, [if rates.copy.is_some() { len } else { 0 }], rates.copy.unwrap_or(DType::F32));
+        if len > 0 {
+            // Either all elements of a vector decay or none.
+            let width = |len| vector_size(&p.client, len, DType::F32);
+            let vector = width(len).min(width(rates.decayed.min(len)));
+            let (count, dim) = over_items(&p.client, len / vector);
+            adamw_kernel::launch(
+                &p.client,
+                count,
+                dim,
+                address_type([&p]),
+                vector,
+                p.clone().elements(),
+                m.clone().elements(),
+                v.clone().elements(),
+                g.elements(),
+                factor.elements(),
+                copy.clone().elements(),
+                len / vector,
+                rates.decayed.min(len) / vector,
+                RatesArgsLaunch::new(
+                    rates.gradient_scale,
+                    rates.beta1,
+                    rates.beta2,
+                    rates.epsilon,
+                    rates.keep,
+                    rates.lr,
+                    rates.inverse_sqrt_correction2,
+                ),
+                has_factor,
+                rates.copy.is_some(),
+                dtype_to_elem_type(dtype),
+                dtype_to_elem_type(copy.dtype),
+            );
+        }
+        (p, m, v, copy)
     }
-    (p, m, v, copy)
 }
 
 /// Makes the tensor contiguous, in memory without another owner.

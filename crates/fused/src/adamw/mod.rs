@@ -12,13 +12,15 @@
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::element::Element;
-use crate::ops::FusedOps;
-use crate::pieces::Pieces;
-use crate::simd::vectorised;
-use crate::team;
-use burn::backend::Dispatch;
+#[cfg(feature = "cubecl")]
+use crate::cube::specs::spec;
+use crate::slices::{contiguous, float, slice};
+use crate::with_float;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Tensor};
+use cpu::{Element, Pieces, team, vectorised};
 
 /// Constants of AdamW (arXiv 1711.05101).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -150,8 +152,77 @@ impl Rates {
     }
 }
 
+/// The step. The tape does not record it.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Fusion: cfg(feature = "cubecl"))]
+#[allow(clippy::type_complexity)]
+pub(crate) trait AdamWOps: Backend {
+    /// Maps parameter, mean and square (statistics), the gradient and its factor to the first three after a step, and
+    /// the copy that the rates ask for (empty for none). The factor is a statistic of one element, or empty for none;
+    /// if it is negative, there is no step.
+    #[fusion(meta = |parameter, mean, square, _, _, rates| {
+        let copied = if rates.copy.is_some() { parameter.shape[0] } else { 0 };
+        let copy = spec([copied], rates.copy.unwrap_or(DType::F32));
+        (parameter.clone(), mean.clone(), square.clone(), copy)
+    })]
+    fn fused_adamw(
+        parameter: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        square: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        factor: FloatTensor<Self>,
+        rates: Rates,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+}
+
+impl AdamWOps for Flex {
+    fn fused_adamw(
+        parameter: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        square: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        factor: FloatTensor<Self>,
+        mut rates: Rates,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let mut state = [parameter, mean, square].map(|tensor| contiguous(&tensor));
+        let gradient = contiguous(&widened(gradient));
+        match slice::<f32>(&contiguous(&factor)).first() {
+            Some(factor) if *factor < 0.0 => {
+                let [parameter, mean, square] = state;
+                let copy = match rates.copy {
+                    Some(dtype) => Self::float_cast(parameter.clone(), dtype.into()),
+                    None => float(Vec::<f32>::new(), [0]),
+                };
+                return (parameter, mean, square, copy);
+            }
+            Some(factor) => rates.gradient_scale *= factor,
+            None => {}
+        }
+        let copy = with_float!(rates.copy.unwrap_or(DType::F32), T => {
+            let copy = adamw_cpu::<T>(state.each_mut().map(own), slice(&gradient), &rates);
+            let len = copy.len();
+            float(copy, [len])
+        });
+        let [parameter, mean, square] = state;
+        (parameter, mean, square, copy)
+    }
+}
+
+/// Converts to f32.
+fn widened(x: FloatTensor<Flex>) -> FloatTensor<Flex> {
+    if x.dtype() == DType::F32 { x } else { Flex::float_cast(x, DType::F32.into()) }
+}
+
+/// The values of a contiguous tensor, to modify: copied if they have another owner.
+fn own(tensor: &mut FloatTensor<Flex>) -> &mut [f32] {
+    if slice::<f32>(tensor).len() < tensor.storage::<f32>().len() {
+        // It is a slice of something larger, all of which would be copied.
+        *tensor = float(slice::<f32>(tensor).to_vec(), tensor.shape());
+    }
+    tensor.storage_mut()
+}
+
 /// Updates parameter, mean and square, and returns the parameter's copy, which is empty if none is wanted.
-pub(crate) fn adamw_cpu<T: Element>([p, m, v]: [&mut [f32]; 3], g: &[f32], rates: &Rates) -> Vec<T> {
+fn adamw_cpu<T: Element>([p, m, v]: [&mut [f32]; 3], g: &[f32], rates: &Rates) -> Vec<T> {
     const TASK: usize = 32 * 1024;
     let mut copy = vec![T::from_f32(0.0); if rates.copy.is_some() { p.len() } else { 0 }];
     let (state, copies) = ([p, m, v].map(Pieces::new), Pieces::new(&mut copy));

@@ -1,9 +1,9 @@
 //! Attention of one head of one sequence, on one thread.
 
 use super::{AttentionRule, NO_KEY, ScoreDropout};
-use crate::gemm::{Matrix, product_here};
-use crate::math::{exp, max, sum, sum2};
-use crate::simd::vectorised;
+use cpu::gemm::{Matrix, product_here};
+use cpu::math::{exp, max, sum, sum2};
+use cpu::vectorised;
 use std::ops::Range;
 
 /// The inputs of a head. Queries and keys come in parts, such as an unrotated and a rotated one, whose products are

@@ -48,25 +48,24 @@
 //! | [`causal_self_attention`] | | `[b, t, 3 heads d]`, one product | |
 //! | [`latent_attention`] | `[b, t, heads (nope + rope)]` | `nope` of `[b, t, heads (nope + v)]`, and one rotated part for all heads, `[b, t, rope]` | its `v` |
 
-mod cpu;
+mod autodiff;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
+mod flex;
 mod head;
 mod part;
+mod plain;
 #[cfg(test)]
 mod tests;
-mod views;
 
 use crate::check::Call;
+#[cfg(feature = "cubecl")]
+use crate::cube::specs::{spec, statistic};
 use crate::dropout::{DropoutKey, DropoutRule};
-use crate::ops::FusedOps;
 use crate::rope::RopeTable;
-use burn::backend::{Dispatch, DispatchTensor};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, DispatchTensor, backend_extension};
 use burn::tensor::{DType, Device, Int, Tensor};
-pub(crate) use cpu::{
-    Latent, Lying, Mask, Sizes, attention_backward_cpu, attention_cpu, latent_attention_backward_cpu,
-    latent_attention_cpu, self_attention_backward_cpu, self_attention_cpu,
-};
 pub use part::AttentionPart;
 
 /// Computes `softmax(mask(q k^T * scale)) v` for each head. Query `i` sees the keys up to `i + offset`.
@@ -175,6 +174,97 @@ pub fn latent_attention(
     let starts = checked(call, starts, [b, t], &q.device());
     let ([cos, sin], q, kv) = (table.clone().into_dispatch(), q.into_dispatch(), kv.into_dispatch());
     Tensor::from_dispatch(Dispatch::fused_latent_attention(q, kv, k_rope.into_dispatch(), cos, sin, starts, rule).0)
+}
+
+/// The operation in its three layouts, which the tape records.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait AttentionOps: Backend {
+    /// Maps `q_bhtd`, `k_bhsd` and `v_bhsv` to `y_bthv` and the statistic `l_bht`. Here and below, `starts_bt` holds
+    /// the first key that each query sees; it is empty if that is key 0 for all.
+    #[fusion(meta = |q, _, v, _, _| {
+        let [b, heads, t] = [0, 1, 2].map(|dim| q.shape[dim]);
+        (spec([b, t, heads, v.shape[3]], q.dtype), statistic([b, heads, t]))
+    })]
+    fn fused_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        starts: IntTensor<Self>,
+        rule: AttentionRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// Maps `qkv`, `[b, t, 3 heads d]`, to `y`, `[b, t, heads d]`, and the statistic `l_bht`.
+    #[fusion(meta = |qkv, _, heads, _| {
+        let [b, t, width] = [0, 1, 2].map(|dim| qkv.shape[dim]);
+        (spec([b, t, width / 3], qkv.dtype), statistic([b, *heads, t]))
+    })]
+    fn fused_self_attention(
+        qkv: FloatTensor<Self>,
+        starts: IntTensor<Self>,
+        heads: usize,
+        rule: AttentionRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// Maps `q`, `[b, t, heads (nope + rope)]`, `kv`, `[b, t, heads (nope + v)]`, `k_rope_btr`, not rotated yet, and
+    /// the statistics `cos_tp` and `sin_tp` to `y`, `[b, t, heads v]`, and the statistic `l_bht`.
+    #[fusion(meta = |q, _, _, _, _, _, rule| {
+        let [b, t] = [0, 1].map(|dim| q.shape[dim]);
+        (spec([b, t, rule.heads * rule.v], q.dtype), statistic([b, rule.heads, t]))
+    })]
+    fn fused_latent_attention(
+        q: FloatTensor<Self>,
+        kv: FloatTensor<Self>,
+        k_rope: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        starts: IntTensor<Self>,
+        rule: LatentRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}
+
+/// Its gradients.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Fusion: cfg(feature = "cubecl"))]
+#[allow(clippy::type_complexity, clippy::too_many_arguments)]
+pub(crate) trait AttentionBackwardOps: Backend {
+    /// Returns the gradients of `q_bhtd`, `k_bhsd` and `v_bhsv`.
+    #[fusion(meta = |q, k, v, _, _, _, _, _| (q.clone(), k.clone(), v.clone()))]
+    fn fused_attention_backward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        l: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        starts: IntTensor<Self>,
+        rule: AttentionRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// Returns the gradient of `qkv`.
+    #[fusion(meta = |qkv, _, _, _, _, _, _| qkv.clone())]
+    fn fused_self_attention_backward(
+        qkv: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        l: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        starts: IntTensor<Self>,
+        heads: usize,
+        rule: AttentionRule,
+    ) -> FloatTensor<Self>;
+
+    /// Returns the gradients of `q`, `kv` and `k_rope`.
+    #[fusion(meta = |q, kv, k_rope, _, _, _, _, _, _, _| (q.clone(), kv.clone(), k_rope.clone()))]
+    fn fused_latent_attention_backward(
+        q: FloatTensor<Self>,
+        kv: FloatTensor<Self>,
+        k_rope: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        l: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        starts: IntTensor<Self>,
+        rule: LatentRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 }
 
 /// Checks `q_bhtd`, `k_bgsd` and `v_bgsv` with `g` heads of keys and values; returns the numbers of sequences and

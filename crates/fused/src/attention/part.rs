@@ -6,10 +6,9 @@
 //! backward   of each part, with the y and l of all keys:   p = exp(scale q k - l), a probability among all of them
 //! ```
 
-use super::{AttentionRule, ScoreDropout, check, checked};
+use super::{AttentionBackwardOps, AttentionOps, AttentionRule, ScoreDropout, check, checked};
 use crate::check::Call;
 use crate::dropout::DropoutKey;
-use crate::ops::FusedOps;
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Int, Tensor};
 

@@ -1,27 +1,31 @@
 //! The kernel of [`clip_factor`](super), which runs on a single unit.
 
+use super::ClipOps;
 use super::ClipRule;
 use crate::cube::launch::{Elements, contiguous, empty};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer};
 use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-pub(crate) fn clip_factor(totals: CubeTensor, rule: ClipRule) -> CubeTensor {
-    let totals = contiguous(totals, DType::F32);
-    let factor = empty(&totals, [1], DType::F32);
-    clip_factor_kernel::launch(
-        &factor.client,
-        CubeCount::new_single(),
-        CubeDim::new_1d(1),
-        totals.elements(),
-        factor.clone().elements(),
-        rule.count as f32,
-        rule.limit.unwrap_or(0.0) as f32,
-        rule.limit.is_some(),
-    );
-    factor
+impl ClipOps for CubeBackend {
+    fn fused_clip_factor(totals: CubeTensor, rule: ClipRule) -> CubeTensor {
+        let totals = contiguous(totals, DType::F32);
+        let factor = empty(&totals, [1], DType::F32);
+        clip_factor_kernel::launch(
+            &factor.client,
+            CubeCount::new_single(),
+            CubeDim::new_1d(1),
+            totals.elements(),
+            factor.clone().elements(),
+            rule.count as f32,
+            rule.limit.unwrap_or(0.0) as f32,
+            rule.limit.is_some(),
+        );
+        factor
+    }
 }
 
 #[cube(launch)]

@@ -8,8 +8,11 @@
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::ops::FusedOps;
-use burn::backend::Dispatch;
+#[cfg(feature = "cubecl")]
+use crate::cube::specs::statistic;
+use crate::slices::{contiguous, float, slice};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, Flex, backend_extension};
 use burn::tensor::{DType, Tensor};
 
 /// How a gradient is clipped.
@@ -36,7 +39,21 @@ pub fn clip_factor(totals: Tensor<1>, rule: ClipRule) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::fused_clip_factor(totals.inner().into_dispatch(), rule))
 }
 
-pub(crate) fn clip_factor_cpu(totals: &[f32], rule: ClipRule) -> f32 {
+/// The factor. The tape does not record it.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait ClipOps: Backend {
+    /// Maps statistics to the factor of gradients, one element.
+    #[fusion(meta = |_, _| statistic([1]))]
+    fn fused_clip_factor(totals: FloatTensor<Self>, rule: ClipRule) -> FloatTensor<Self>;
+}
+
+impl ClipOps for Flex {
+    fn fused_clip_factor(totals: FloatTensor<Self>, rule: ClipRule) -> FloatTensor<Self> {
+        float(vec![clip_factor_cpu(slice(&contiguous(&totals)), rule)], [1])
+    }
+}
+
+fn clip_factor_cpu(totals: &[f32], rule: ClipRule) -> f32 {
     if !totals.iter().all(|total| total.is_finite()) {
         return -1.0;
     }

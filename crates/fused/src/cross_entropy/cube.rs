@@ -9,6 +9,7 @@
 //! A chunk is as many rows as have [`CHUNK_BYTES`] of logits, in multiples of [`ROWS`], so that products fill a GPU:
 //! 2,560 rows of 50,304 columns in bf16. Each chunk adds a product in f32 to the head's gradient.
 
+use super::{CrossEntropyBackwardOps, CrossEntropyOps};
 use super::{CrossEntropyRule, ROWS};
 use crate::cube::launch::{Elements, address_type, empty, empty_like, on_cpu, over_rows, units, vector_size};
 #[cfg(feature = "offline")]
@@ -29,46 +30,50 @@ const COLUMNS: usize = 128;
 /// Most bytes of logits per chunk on a GPU.
 const CHUNK_BYTES: usize = 256 << 20;
 
-/// Computes the mean cross entropy and z-loss.
-pub(crate) fn cross_entropy(
-    x: CubeTensor,
-    head: CubeTensor,
-    targets: CubeTensor,
-    rule: CrossEntropyRule,
-) -> (CubeTensor, CubeTensor) {
-    let of = Of::new(x, head, targets, rule);
-    for [first, len] in of.chunks() {
-        of.over_logits(&of.logits(first, len), first, false);
+impl CrossEntropyOps for CubeBackend {
+    /// Computes the mean cross entropy and z-loss.
+    fn fused_cross_entropy(
+        x: CubeTensor,
+        head: CubeTensor,
+        targets: CubeTensor,
+        rule: CrossEntropyRule,
+    ) -> (CubeTensor, CubeTensor) {
+        let of = Of::new(x, head, targets, rule);
+        for [first, len] in of.chunks() {
+            of.over_logits(&of.logits(first, len), first, false);
+        }
+        of.means()
     }
-    of.means()
 }
 
-/// Computes the same, and the gradients of `x` and, in f32, of the head for a cotangent of n.
-pub(crate) fn cross_entropy_with_gradients(
-    x: CubeTensor,
-    head: CubeTensor,
-    targets: CubeTensor,
-    rule: CrossEntropyRule,
-) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
-    let of = Of::new(x, head, targets, rule);
-    let (head_vd, d_x) = (transposed(&of.head_dv), empty_like(&of.x));
-    let mut d_head: Option<CubeTensor> = None;
-    for [first, len] in of.chunks() {
-        let (rows, logits) = (rows_of(&of.x, first, len), of.logits(first, len));
-        of.over_logits(&logits, first, true);
-        product_into(logits.clone(), head_vd.clone(), rows_of(&d_x, first, len));
-        let (a, b) = match rule.transposed {
-            false => (transposed(&rows), logits),
-            true => (transposed(&logits), rows),
-        };
-        d_head = Some(match d_head {
-            None => product(a, b, DType::F32),
-            Some(sum) => CubeBackend::float_add(sum, product(a, b, DType::F32)),
-        });
+impl CrossEntropyBackwardOps for CubeBackend {
+    /// Computes the same, and the gradients of `x` and, in f32, of the head for a cotangent of n.
+    fn fused_cross_entropy_with_gradients(
+        x: CubeTensor,
+        head: CubeTensor,
+        targets: CubeTensor,
+        rule: CrossEntropyRule,
+    ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
+        let of = Of::new(x, head, targets, rule);
+        let (head_vd, d_x) = (transposed(&of.head_dv), empty_like(&of.x));
+        let mut d_head: Option<CubeTensor> = None;
+        for [first, len] in of.chunks() {
+            let (rows, logits) = (rows_of(&of.x, first, len), of.logits(first, len));
+            of.over_logits(&logits, first, true);
+            product_into(logits.clone(), head_vd.clone(), rows_of(&d_x, first, len));
+            let (a, b) = match rule.transposed {
+                false => (transposed(&rows), logits),
+                true => (transposed(&logits), rows),
+            };
+            d_head = Some(match d_head {
+                None => product(a, b, DType::F32),
+                Some(sum) => CubeBackend::float_add(sum, product(a, b, DType::F32)),
+            });
+        }
+        let d_head = of.without_padding(d_head.expect("at least one row"));
+        let (cross_entropy, z_loss) = of.means();
+        (cross_entropy, z_loss, d_x, d_head)
     }
-    let d_head = of.without_padding(d_head.expect("at least one row"));
-    let (cross_entropy, z_loss) = of.means();
-    (cross_entropy, z_loss, d_x, d_head)
 }
 
 /// The inputs, and the losses of rows.

@@ -12,7 +12,7 @@
 //!
 //! On the CPU, at most `256 vocab` logits and `n d + d vocab` gradients are in memory; the logits of all rows and their
 //! gradients would take `2 n vocab`. For GPT-2's vocabulary and 4,096 rows in f32, the logits take 51 MB instead of 1.6
-//! GB. A chunk is one block of the order in which [`gemm`](crate::gemm) adds, so in f32 `dW` has the bits of a single
+//! GB. A chunk is one block of the order in which [`gemm`](cpu::gemm) adds, so in f32 `dW` has the bits of a single
 //! product over all rows.
 //!
 //! On a GPU, a chunk is as many rows as have 256 MB of logits. A head whose vocabulary is not a multiple of 128 is
@@ -22,15 +22,17 @@
 //! Logits and their gradients have the dtype of the inputs. The loss and sums over the vocabulary are f32, the sum of
 //! the loss over rows is f64.
 
-mod cpu;
+mod autodiff;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
+mod flex;
 
 use crate::check::Call;
-use crate::ops::FusedOps;
-use burn::backend::Dispatch;
+#[cfg(feature = "cubecl")]
+use crate::cube::specs::statistic;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{Int, Tensor};
-pub(crate) use cpu::cross_entropy_cpu;
 
 /// The losses of next-token prediction, `[1]` each, f32.
 #[derive(Debug, Clone)]
@@ -99,6 +101,34 @@ fn losses(call: Call, x_nd: Tensor<2>, head: Tensor<2>, targets_n: Tensor<1, Int
     Losses { cross_entropy: Tensor::from_dispatch(cross_entropy), z_loss: Tensor::from_dispatch(z_loss) }
 }
 
+/// The operation, which the tape records.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait CrossEntropyOps: Backend {
+    /// Maps `x_nd`, the head (`[vocab, d]` or `[d, vocab]`) and `targets_n` to the mean loss and z-loss, statistics of
+    /// one element.
+    #[fusion(meta = |_, _, _, _| (statistic([1]), statistic([1])))]
+    fn fused_cross_entropy(
+        x: FloatTensor<Self>,
+        head: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        rule: CrossEntropyRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}
+
+/// The operation with its gradient, which the tape does not record.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Fusion: cfg(feature = "cubecl"))]
+#[allow(clippy::type_complexity)]
+pub(crate) trait CrossEntropyBackwardOps: Backend {
+    /// Computes the same, with the gradients of `x_nd` and, as a statistic, of the head for a cotangent of n.
+    #[fusion(meta = |x, head, _, _| (statistic([1]), statistic([1]), x.clone(), statistic(head.shape.clone())))]
+    fn fused_cross_entropy_with_gradients(
+        x: FloatTensor<Self>,
+        head: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        rule: CrossEntropyRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+}
+
 /// Layout of the head, and weight of the z-loss.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossEntropyRule {
@@ -108,5 +138,5 @@ pub struct CrossEntropyRule {
     pub z_loss_coef: f32,
 }
 
-/// Rows whose logits are in memory at once: one block of the order in which [`gemm`](crate::gemm) adds.
+/// Rows whose logits are in memory at once: one block of the order in which [`gemm`](cpu::gemm) adds.
 pub(crate) const ROWS: usize = 256;

@@ -14,6 +14,7 @@ mod reduce;
 mod round;
 #[cfg(feature = "offline")]
 pub mod sources;
+pub mod specs;
 pub mod testing;
 mod unreadable;
 

@@ -10,16 +10,18 @@
 //! Fast Splittable Pseudorandom Number Generators, 2014), and `mix` its finalizer. The backward is the same operation
 //! on `dy`.
 
+mod autodiff;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::element::Element;
-use crate::math::over_rows;
-use crate::ops::FusedOps;
-use crate::simd::vectorised;
-use burn::backend::Dispatch;
+use crate::slices::{contiguous, float, slice};
+use crate::with_float;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
+use cpu::math::over_rows;
+use cpu::{Element, vectorised};
 use std::mem::MaybeUninit;
 
 /// Determines which elements [`dropout`] keeps. There is no generator state, so recomputing a forward drops the same
@@ -113,7 +115,22 @@ impl DropoutRule {
     }
 }
 
-pub(crate) fn dropout_cpu<T: Element>(x: &[T], rule: DropoutRule) -> Vec<T> {
+/// The operation, which the tape records; it is also its own gradient.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait DropoutOps: Backend {
+    /// Applies dropout to `x`; also computes its gradient.
+    #[fusion(meta = |x, _| x.clone())]
+    fn fused_dropout(x: FloatTensor<Self>, rule: DropoutRule) -> FloatTensor<Self>;
+}
+
+impl DropoutOps for Flex {
+    fn fused_dropout(x: FloatTensor<Self>, rule: DropoutRule) -> FloatTensor<Self> {
+        let x = contiguous(&x);
+        with_float!(x.dtype(), T => float(dropout_cpu::<T>(slice(&x), rule), x.shape()))
+    }
+}
+
+fn dropout_cpu<T: Element>(x: &[T], rule: DropoutRule) -> Vec<T> {
     let task = |first: usize, [x]: [&[T]; 1], y: &mut [MaybeUninit<T>]| {
         let mut done = 0;
         while done < x.len() {

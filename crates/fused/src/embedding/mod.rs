@@ -8,19 +8,21 @@
 //! result does not depend on the number of threads. A bf16 sum of a frequent token's thousands of terms would stop
 //! growing at 256 times one of them.
 
+mod autodiff;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::element::Element;
-use crate::math::accumulate;
-use crate::ops::FusedOps;
-use crate::pieces::Pieces;
+#[cfg(feature = "cubecl")]
+use crate::cube::specs::spec;
 use crate::rows::from_rows;
-use crate::team;
-use crate::uninit::written;
-use burn::backend::Dispatch;
+use crate::slices::{contiguous, float, indices, slice};
+use crate::with_float;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{Int, Tensor};
+use cpu::math::accumulate;
+use cpu::{Element, Pieces, team, written};
 use std::mem::MaybeUninit;
 
 /// Looks up the tokens' rows of a table `[vocab, d]`: `[b, t]` to `[b, t, d]`.
@@ -41,13 +43,47 @@ pub fn embedding(weight_vd: Tensor<2>, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
     from_rows(Tensor::from_dispatch(rows), [b, t, d])
 }
 
-pub(crate) fn forward_cpu<T: Element>(weight: &[T], tokens: &[usize], d: usize) -> Vec<T> {
+/// The operation, which the tape records.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait EmbeddingOps: Backend {
+    /// Maps `weight_vd` and `tokens_n` to the tokens' rows, `y_nd`.
+    #[fusion(meta = |weight, tokens| spec([tokens.shape[0], weight.shape[1]], weight.dtype))]
+    fn fused_embedding(weight: FloatTensor<Self>, tokens: IntTensor<Self>) -> FloatTensor<Self>;
+}
+
+/// Its gradient.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait EmbeddingBackwardOps: Backend {
+    /// Returns the gradient of `weight_vd` with this many rows.
+    #[fusion(meta = |_, d_y, rows| spec([*rows, d_y.shape[1]], d_y.dtype))]
+    fn fused_embedding_backward(tokens: IntTensor<Self>, d_y: FloatTensor<Self>, rows: usize) -> FloatTensor<Self>;
+}
+
+impl EmbeddingOps for Flex {
+    fn fused_embedding(weight: FloatTensor<Self>, tokens: IntTensor<Self>) -> FloatTensor<Self> {
+        let (weight, tokens, d) = (contiguous(&weight), indices(&tokens), weight.shape()[1]);
+        with_float!(weight.dtype(), T => {
+            float(forward_cpu::<T>(slice(&weight), &tokens, d), [tokens.len(), d])
+        })
+    }
+}
+
+impl EmbeddingBackwardOps for Flex {
+    fn fused_embedding_backward(tokens: IntTensor<Self>, d_y: FloatTensor<Self>, rows: usize) -> FloatTensor<Self> {
+        let (tokens, d_y, d) = (indices(&tokens), contiguous(&d_y), d_y.shape()[1]);
+        with_float!(d_y.dtype(), T => {
+            float(backward_cpu::<T>(&tokens, slice(&d_y), rows, d), [rows, d])
+        })
+    }
+}
+
+fn forward_cpu<T: Element>(weight: &[T], tokens: &[usize], d: usize) -> Vec<T> {
     let rows = weight.len() / d.max(1);
     assert!(tokens.iter().all(|token| *token < rows), "embedding: a token is not in the vocabulary of {rows}");
     tokens.iter().flat_map(|token| &weight[token * d..(token + 1) * d]).copied().collect()
 }
 
-pub(crate) fn backward_cpu<T: Element>(tokens: &[usize], dy: &[T], rows: usize, d: usize) -> Vec<T> {
+fn backward_cpu<T: Element>(tokens: &[usize], dy: &[T], rows: usize, d: usize) -> Vec<T> {
     // The places of each row's tokens, in order: a counting sort.
     let mut ends = vec![0; rows + 1];
     tokens.iter().for_each(|token| ends[token + 1] += 1);

@@ -1,35 +1,39 @@
 //! The kernels of [`gelu`](super): each unit takes vectors of elements in a grid-stride loop.
 
-use super::{CUBIC, TWICE};
+use super::{GeluBackwardOps, GeluOps};
 use crate::cube::launch::{Elements, address_type, empty_like, over_items, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use crate::cube::{rounded, sigmoid};
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use cpu::math::{GELU_CUBIC, GELU_FACTOR};
 use cubecl::prelude::*;
 
-pub(crate) fn gelu(x: CubeTensor) -> CubeTensor {
-    let (len, dtype, x) = (x.shape().num_elements(), x.dtype, into_contiguous(x));
-    let y = empty_like(&x);
-    if len > 0 {
-        let vector = vector_size(&x.client, len, dtype);
-        let (count, dim) = over_items(&x.client, len / vector);
-        gelu_kernel::launch(
-            &x.client.clone(),
-            count,
-            dim,
-            address_type([&x]),
-            vector,
-            x.elements(),
-            y.clone().elements(),
-            len / vector,
-            dtype_to_elem_type(dtype),
-        );
+impl GeluOps for CubeBackend {
+    fn fused_gelu(x: CubeTensor) -> CubeTensor {
+        let (len, dtype, x) = (x.shape().num_elements(), x.dtype, into_contiguous(x));
+        let y = empty_like(&x);
+        if len > 0 {
+            let vector = vector_size(&x.client, len, dtype);
+            let (count, dim) = over_items(&x.client, len / vector);
+            gelu_kernel::launch(
+                &x.client.clone(),
+                count,
+                dim,
+                address_type([&x]),
+                vector,
+                x.elements(),
+                y.clone().elements(),
+                len / vector,
+                dtype_to_elem_type(dtype),
+            );
+        }
+        y
     }
-    y
 }
 
 #[cube(launch, address_type = "dynamic")]
@@ -50,30 +54,32 @@ fn gelu_kernel<F: Float, V: Size>(
 /// `sigmoid(2u)`
 #[cube]
 fn gate<V: Size>(x: Vector<f32, V>) -> Vector<f32, V> {
-    sigmoid(Vector::new(TWICE) * (x + Vector::new(CUBIC) * x * x * x))
+    sigmoid(Vector::new(GELU_FACTOR) * (x + Vector::new(GELU_CUBIC) * x * x * x))
 }
 
-pub(crate) fn gelu_backward(x: CubeTensor, d_y: CubeTensor) -> CubeTensor {
-    let (len, dtype) = (x.shape().num_elements(), x.dtype);
-    let (x, d_y) = (into_contiguous(x), into_contiguous(d_y));
-    let d_x = empty_like(&x);
-    if len > 0 {
-        let vector = vector_size(&x.client, len, dtype);
-        let (count, dim) = over_items(&x.client, len / vector);
-        gelu_backward_kernel::launch(
-            &x.client.clone(),
-            count,
-            dim,
-            address_type([&x]),
-            vector,
-            x.elements(),
-            d_y.elements(),
-            d_x.clone().elements(),
-            len / vector,
-            dtype_to_elem_type(dtype),
-        );
+impl GeluBackwardOps for CubeBackend {
+    fn fused_gelu_backward(x: CubeTensor, d_y: CubeTensor) -> CubeTensor {
+        let (len, dtype) = (x.shape().num_elements(), x.dtype);
+        let (x, d_y) = (into_contiguous(x), into_contiguous(d_y));
+        let d_x = empty_like(&x);
+        if len > 0 {
+            let vector = vector_size(&x.client, len, dtype);
+            let (count, dim) = over_items(&x.client, len / vector);
+            gelu_backward_kernel::launch(
+                &x.client.clone(),
+                count,
+                dim,
+                address_type([&x]),
+                vector,
+                x.elements(),
+                d_y.elements(),
+                d_x.clone().elements(),
+                len / vector,
+                dtype_to_elem_type(dtype),
+            );
+        }
+        d_x
     }
-    d_x
 }
 
 #[cube(launch, address_type = "dynamic")]
@@ -89,7 +95,7 @@ fn gelu_backward_kernel<F: Float, V: Size>(
     while i < vectors {
         let x = Vector::<f32, V>::cast_from(x[i]);
         let s = gate(x);
-        let slope = Vector::new(TWICE) * (one + Vector::new(comptime!(3.0 * CUBIC)) * x * x);
+        let slope = Vector::new(GELU_FACTOR) * (one + Vector::new(comptime!(3.0 * GELU_CUBIC)) * x * x);
         d_x[i] = rounded(Vector::<f32, V>::cast_from(d_y[i]) * (s + x * s * (one - s) * slope));
         i += CUBE_COUNT * CUBE_DIM as usize;
     }

@@ -5,22 +5,25 @@
 //! ```
 //!
 //! Burn's `linear` may keep leading dimensions as a batch of small products, each of which reads and packs all of `W`
-//! again. Here, products on the CPU are those of [`gemm`](crate::gemm). On devices they are Burn's, which run on tensor
+//! again. Here, products on the CPU are those of [`gemm`](cpu::gemm). On devices they are Burn's, which run on tensor
 //! cores, and Burn's fusion adds the bias.
 //!
 //! The backward keeps `W` and `x`, except for [`Rows`] that can be recomputed. The gradient of a `W` that is a leaf can
 //! be deferred; see [`deferred`](crate::deferred).
 
-mod cpu;
+pub(crate) mod autodiff;
+#[cfg(feature = "cubecl")]
+mod cube;
+mod flex;
 mod rows;
 
 use crate::check::Call;
-use crate::ops::FusedOps;
+#[cfg(feature = "cubecl")]
+use crate::cube::specs::spec;
 use crate::rows::{from_rows, to_rows};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::backend::{Backend, Dispatch, DispatchTensor, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
-pub(crate) use cpu::{Weighted, backward_cpu};
 pub use rows::{Again, Rows};
 
 /// Computes `x W + b`: `[.., from]` to `[.., to]`, with `W: [from, to]` and `b: [to]`. On the CPU, the bits of a row's
@@ -109,22 +112,68 @@ pub(crate) fn check<const D: usize>(
     shape
 }
 
-/// A product, plus the bias, composed of the backend's operations.
-pub(crate) fn composed<B: FusedOps>(
-    x: FloatTensor<B>,
-    weight: FloatTensor<B>,
-    bias: FloatTensor<B>,
-    transposed: bool,
-) -> FloatTensor<B> {
-    let y = B::fused_product(x, if transposed { B::float_transpose(weight) } else { weight });
-    match bias.shape().num_elements() {
-        0 => y,
-        to => B::float_add(y, B::float_reshape(bias, [1, to].into())),
+/// Linear layers, which the tape records.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff)]
+pub(crate) trait LinearOps: Backend {
+    /// Computes `x W + b`: maps `x_np`, `weight_pq` (`weight_qp` if `transposed`) and `bias_q` (empty for none) to
+    /// `y_nq`. The tape keeps `x`, or recomputes it with `again`.
+    fn fused_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        transposed: bool,
+        again: Option<Again>,
+    ) -> FloatTensor<Self>;
+
+    /// Computes `gelu(x W + b)` and `x W + b`.
+    fn fused_linear_gelu(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        again: Option<Again>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `residual + x W + b`.
+    fn fused_linear_add(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
+}
+
+/// Products that the tape does not record: those that layers on a device and their gradients are made of.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Fusion: cfg(feature = "cubecl"))]
+#[allow(clippy::type_complexity)]
+pub(crate) trait ProductOps: Backend {
+    /// Computes `a_mk b_kn` in f32 and rounds once.
+    #[fusion(meta = |a, b| spec([a.shape[0], b.shape[1]], a.dtype))]
+    fn fused_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// [`fused_product`](Self::fused_product), on a device in the memory of `flat` from element `start` on.
+    #[fusion(meta = |a, b, _, _| spec([a.shape[0], b.shape[1]], a.dtype))]
+    fn fused_product_into(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        flat: FloatTensor<Self>,
+        start: usize,
+    ) -> FloatTensor<Self>;
+
+    /// Returns the gradients of `x`, `weight` and `bias` that are `wanted`, and arbitrary tensors for the others.
+    #[fusion(default)]
+    fn fused_linear_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        transposed: bool,
+        wanted: [bool; 3],
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        composed_backward::<Self>(x, weight, d_y, transposed, wanted)
     }
 }
 
-/// The gradients of [`composed`].
-pub(crate) fn composed_backward<B: FusedOps>(
+/// The gradients of a product, composed of the backend's operations.
+fn composed_backward<B: ProductOps>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
     d_y: FloatTensor<B>,

@@ -1,20 +1,37 @@
 //! The kernel of [`linear_add_norm`](super) that follows the product: one cube per row, in a grid-stride loop.
 
+use super::LinearAddNormOps;
 use crate::cube::launch::{Elements, address_type, contiguous, empty_like, over_rows, units, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use crate::cube::rounded;
+use crate::linear::ProductOps;
 use crate::norm::NormRule;
 use crate::norm::cube::{UNROLLED, statistics};
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+impl LinearAddNormOps for CubeBackend {
+    fn fused_linear_add_norm(
+        x: CubeTensor,
+        weight: CubeTensor,
+        bias: CubeTensor,
+        residual: CubeTensor,
+        gain: CubeTensor,
+        norm_bias: CubeTensor,
+        rule: NormRule,
+    ) -> (CubeTensor, CubeTensor) {
+        add_norm([Self::fused_product(x, weight), residual], bias, gain, norm_bias, rule)
+    }
+}
+
 /// Computes `h = residual + x + bias` and `norm(h)`; an empty bias is none.
-pub(crate) fn add_norm(
+fn add_norm(
     [x, residual]: [CubeTensor; 2],
     bias: CubeTensor,
     gain: CubeTensor,

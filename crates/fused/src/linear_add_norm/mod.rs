@@ -11,16 +11,17 @@
 //! write rows of `d` 4 times each; this operation reads 2 times and writes 3 times. On the tape it is a product, a sum
 //! and a [`norm`](crate::norm), which keep `x`, `W`, `h` and the gain.
 
+mod autodiff;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::linear;
-use crate::norm::{self, NormRule};
-use crate::ops::FusedOps;
+use crate::linear::{self, LinearOps};
+use crate::norm::{self, NormOps, NormRule};
 use crate::precision::widened;
 use crate::rows::{from_rows, to_rows};
-use burn::backend::Dispatch;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, Flex, backend_extension};
 use burn::tensor::{DType, Tensor};
 
 /// Computes `h = residual + x W + b` and [`layer_norm`](crate::layer_norm)`(h)`.
@@ -61,6 +62,38 @@ pub fn linear_add_rms_norm<const D: usize>(
 ) -> [Tensor<D>; 2] {
     let rule = NormRule { epsilon: epsilon as f32, centred: false };
     linear_add_norm(Call("linear_add_rms_norm"), [x, residual], weight, None, (gain, None, rule))
+}
+
+/// The operation, which the tape records.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait LinearAddNormOps: Backend {
+    /// Computes `h = residual + x W + b` and its norm: maps `x_np`, `weight_pq`, `bias_q` and `residual_nq` to `h_nq`,
+    /// and that with `gain_q` and `norm_bias_q` to `y_nq`. Empty biases are none.
+    #[fusion(meta = |_, _, _, residual, _, _, _| (residual.clone(), residual.clone()))]
+    fn fused_linear_add_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        norm_bias: FloatTensor<Self>,
+        rule: NormRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}
+
+impl LinearAddNormOps for Flex {
+    fn fused_linear_add_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        norm_bias: FloatTensor<Self>,
+        rule: NormRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let h = Self::fused_linear_add(x, weight, bias, residual);
+        (h.clone(), Self::fused_norm(h, gain, norm_bias, rule))
+    }
 }
 
 fn linear_add_norm<const D: usize>(

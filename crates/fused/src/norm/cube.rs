@@ -11,6 +11,7 @@
 //! and enough for 132 multiprocessors.
 
 use super::NormRule;
+use super::{NormBackwardOps, NormOps};
 use crate::cube::launch::{Elements, address_type, contiguous, empty, empty_like, over_rows, units, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
@@ -18,6 +19,7 @@ use crate::cube::{cube_sum, rounded};
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
@@ -31,34 +33,36 @@ const COLUMNS: usize = 32;
 /// bf16 elements with 256 units.
 pub(crate) const UNROLLED: usize = 4;
 
-pub(crate) fn norm(x: CubeTensor, gain: CubeTensor, bias: CubeTensor, rule: NormRule) -> CubeTensor {
-    let ([n, d], dtype, x) = (x.shape().dims(), x.dtype, into_contiguous(x));
-    let y = empty_like(&x);
-    if n * d > 0 {
-        let vector = vector_size(&x.client, d, dtype);
-        let units = units(&x.client, d / vector);
-        let (count, _) = over_rows(&x.client, n, d / vector);
-        let bias = (bias.shape().num_elements() > 0).then(|| contiguous(bias, DType::F32).elements());
-        norm_kernel::launch(
-            &x.client.clone(),
-            count,
-            CubeDim::new_1d(units as u32),
-            address_type([&x]),
-            vector,
-            x.elements(),
-            contiguous(gain, DType::F32).elements(),
-            bias.into(),
-            y.clone().elements(),
-            n,
-            d / vector,
-            rule.epsilon,
-            rule.centred,
-            units,
-            (d / vector).div_ceil(units),
-            dtype_to_elem_type(dtype),
-        );
+impl NormOps for CubeBackend {
+    fn fused_norm(x: CubeTensor, gain: CubeTensor, bias: CubeTensor, rule: NormRule) -> CubeTensor {
+        let ([n, d], dtype, x) = (x.shape().dims(), x.dtype, into_contiguous(x));
+        let y = empty_like(&x);
+        if n * d > 0 {
+            let vector = vector_size(&x.client, d, dtype);
+            let units = units(&x.client, d / vector);
+            let (count, _) = over_rows(&x.client, n, d / vector);
+            let bias = (bias.shape().num_elements() > 0).then(|| contiguous(bias, DType::F32).elements());
+            norm_kernel::launch(
+                &x.client.clone(),
+                count,
+                CubeDim::new_1d(units as u32),
+                address_type([&x]),
+                vector,
+                x.elements(),
+                contiguous(gain, DType::F32).elements(),
+                bias.into(),
+                y.clone().elements(),
+                n,
+                d / vector,
+                rule.epsilon,
+                rule.centred,
+                units,
+                (d / vector).div_ceil(units),
+                dtype_to_elem_type(dtype),
+            );
+        }
+        y
     }
-    y
 }
 
 /// `width` is that of a row in vectors, `items` the most vectors per unit.
@@ -137,65 +141,67 @@ pub(crate) fn statistics<F: Float, V: Size>(
     (mean, 1.0f32 / (variance + epsilon).sqrt())
 }
 
-/// Returns the gradients of `x`, gain and bias.
-pub(crate) fn norm_backward(
-    x: CubeTensor,
-    gain: CubeTensor,
-    d_y: CubeTensor,
-    rule: NormRule,
-) -> (CubeTensor, CubeTensor, CubeTensor) {
-    let ([n, d], dtype) = (x.shape().dims(), x.dtype);
-    let (x, d_y, gain) = (into_contiguous(x), into_contiguous(d_y), contiguous(gain, DType::F32));
-    let (client, d_x) = (x.client.clone(), empty_like(&x));
-    if n * d == 0 {
-        let zeros = || zeros_client(client.clone(), x.device.clone(), [d].into(), DType::F32);
-        return (d_x, zeros(), zeros());
-    }
-    let rows_of_piece = n.div_ceil(PIECES);
-    let pieces = n.div_ceil(rows_of_piece);
-    let sums = empty(&x, [pieces, 2, d], DType::F32);
-    let (d_gain, d_bias) = (empty(&x, [d], DType::F32), empty(&x, [d], DType::F32));
+impl NormBackwardOps for CubeBackend {
+    /// Returns the gradients of `x`, gain and bias.
+    fn fused_norm_backward(
+        x: CubeTensor,
+        gain: CubeTensor,
+        d_y: CubeTensor,
+        rule: NormRule,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        let ([n, d], dtype) = (x.shape().dims(), x.dtype);
+        let (x, d_y, gain) = (into_contiguous(x), into_contiguous(d_y), contiguous(gain, DType::F32));
+        let (client, d_x) = (x.client.clone(), empty_like(&x));
+        if n * d == 0 {
+            let zeros = || zeros_client(client.clone(), x.device.clone(), [d].into(), DType::F32);
+            return (d_x, zeros(), zeros());
+        }
+        let rows_of_piece = n.div_ceil(PIECES);
+        let pieces = n.div_ceil(rows_of_piece);
+        let sums = empty(&x, [pieces, 2, d], DType::F32);
+        let (d_gain, d_bias) = (empty(&x, [d], DType::F32), empty(&x, [d], DType::F32));
 
-    let vector = vector_size(&client, d, dtype);
-    let dx_units = units(&client, d / vector);
-    // SAFETY: the kernel neither reads nor writes past the last row and column.
-    unsafe {
-        norm_backward_kernel::launch_unchecked(
+        let vector = vector_size(&client, d, dtype);
+        let dx_units = units(&client, d / vector);
+        // SAFETY: the kernel neither reads nor writes past the last row and column.
+        unsafe {
+            norm_backward_kernel::launch_unchecked(
+                &client,
+                CubeCount::Static(pieces as u32, 1, 1),
+                CubeDim::new_1d(dx_units as u32),
+                address_type([&x, &sums]),
+                vector,
+                x.elements(),
+                gain.elements(),
+                d_y.elements(),
+                d_x.clone().elements(),
+                sums.clone().elements(),
+                n,
+                rows_of_piece,
+                d / vector,
+                rule.epsilon,
+                rule.centred,
+                dx_units,
+                (d / vector).div_ceil(dx_units),
+                dtype_to_elem_type(dtype),
+            );
+        }
+        let units = units(&client, COLUMNS * pieces);
+        let columns = COLUMNS.min(units);
+        norm_add_pieces_kernel::launch(
             &client,
-            CubeCount::Static(pieces as u32, 1, 1),
-            CubeDim::new_1d(dx_units as u32),
-            address_type([&x, &sums]),
-            vector,
-            x.elements(),
-            gain.elements(),
-            d_y.elements(),
-            d_x.clone().elements(),
-            sums.clone().elements(),
-            n,
-            rows_of_piece,
-            d / vector,
-            rule.epsilon,
-            rule.centred,
-            dx_units,
-            (d / vector).div_ceil(dx_units),
-            dtype_to_elem_type(dtype),
+            CubeCount::Static((2 * d).div_ceil(columns) as u32, 1, 1),
+            CubeDim::new_1d(units as u32),
+            sums.elements(),
+            d_gain.clone().elements(),
+            d_bias.clone().elements(),
+            pieces,
+            d,
+            columns,
+            units / columns,
         );
+        (d_x, d_gain, d_bias)
     }
-    let units = units(&client, COLUMNS * pieces);
-    let columns = COLUMNS.min(units);
-    norm_add_pieces_kernel::launch(
-        &client,
-        CubeCount::Static((2 * d).div_ceil(columns) as u32, 1, 1),
-        CubeDim::new_1d(units as u32),
-        sums.elements(),
-        d_gain.clone().elements(),
-        d_bias.clone().elements(),
-        pieces,
-        d,
-        columns,
-        units / columns,
-    );
-    (d_x, d_gain, d_bias)
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]

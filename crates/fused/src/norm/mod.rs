@@ -9,21 +9,22 @@
 //! It works row by row in f32 and rounds once. The backward keeps `x` and the gain, and recomputes `m` and `r`. Sums
 //! over rows are added in pieces of rows whose size depends only on `d`.
 
+pub(crate) mod autodiff;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::element::Element;
-use crate::math::{accumulate, over_rows, sum, sum2, sum3, task_len};
-use crate::ops::FusedOps;
-use crate::pieces::Pieces;
+#[cfg(feature = "cubecl")]
+use crate::cube::specs::statistic;
 use crate::precision::widened;
 use crate::rows::{from_rows, to_rows};
-use crate::simd::vectorised;
-use crate::team;
-use crate::uninit::written;
-use burn::backend::Dispatch;
+use crate::slices::{contiguous, float, slice};
+use crate::with_float;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Tensor};
+use cpu::math::{accumulate, over_rows, sum, sum2, sum3, task_len};
+use cpu::{Element, Pieces, team, vectorised, written};
 use std::mem::MaybeUninit;
 
 /// Computes `x / sqrt(mean(x^2) + epsilon) * gain` over the last dimension: `[.., d]` and `[d]` to `[.., d]`.
@@ -77,13 +78,70 @@ pub struct NormRule {
     pub centred: bool,
 }
 
-pub(crate) fn forward_cpu<T: Element>(x: &[T], gain: &[f32], bias: &[f32], rule: NormRule) -> Vec<T> {
+/// The operation, which the tape records.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait NormOps: Backend {
+    /// Maps `x_nd`, `gain_d` and `bias_d` (empty for none) to `y_nd`.
+    #[fusion(meta = |x, _, _, _| x.clone())]
+    fn fused_norm(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        rule: NormRule,
+    ) -> FloatTensor<Self>;
+}
+
+/// Its gradient.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Fusion: cfg(feature = "cubecl"))]
+#[allow(clippy::type_complexity)]
+pub(crate) trait NormBackwardOps: Backend {
+    /// Returns the gradients of `x_nd` and `gain_d`, and the sum of `d_y` over rows, which is the gradient of `bias_d`.
+    /// The last two are statistics.
+    #[fusion(meta = |x, gain, _, _| (x.clone(), statistic(gain.shape.clone()), statistic(gain.shape.clone())))]
+    fn fused_norm_backward(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        rule: NormRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+}
+
+impl NormOps for Flex {
+    fn fused_norm(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        rule: NormRule,
+    ) -> FloatTensor<Self> {
+        let (x, gain, bias) = (contiguous(&x), contiguous(&gain), contiguous(&bias));
+        with_float!(x.dtype(), T => {
+            float(forward_cpu::<T>(slice(&x), slice(&gain), slice(&bias), rule), x.shape())
+        })
+    }
+}
+
+impl NormBackwardOps for Flex {
+    fn fused_norm_backward(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        rule: NormRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let (x, gain, d_y) = (contiguous(&x), contiguous(&gain), contiguous(&d_y));
+        with_float!(x.dtype(), T => {
+            let (d_x, [d_gain, d_bias]) = backward_cpu::<T>(slice(&x), slice(&gain), slice(&d_y), rule);
+            (float(d_x, x.shape()), float(d_gain, gain.shape()), float(d_bias, gain.shape()))
+        })
+    }
+}
+
+fn forward_cpu<T: Element>(x: &[T], gain: &[f32], bias: &[f32], rule: NormRule) -> Vec<T> {
     // SAFETY: `forward` sets all of `y`.
     unsafe { over_rows(gain.len(), x.len(), [x], |_, [x], y| forward(x, gain, bias, rule, y)) }
 }
 
 /// Returns the gradients of `x`, gain and bias.
-pub(crate) fn backward_cpu<T: Element>(x: &[T], gain: &[f32], dy: &[T], rule: NormRule) -> (Vec<T>, [Vec<f32>; 2]) {
+fn backward_cpu<T: Element>(x: &[T], gain: &[f32], dy: &[T], rule: NormRule) -> (Vec<T>, [Vec<f32>; 2]) {
     let (len, d) = (task_len(gain.len()), gain.len());
     // Each task sums its rows' contribution to both, then the contributions are added in order.
     let tasks = x.len().div_ceil(len);

@@ -5,6 +5,7 @@
 //! halves       a vector of V first elements, and a vector of V second elements `pairs` after it
 //! ```
 
+use super::RopeOps;
 use crate::cube::launch::{Elements, address_type, contiguous, empty_like, over_items, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
@@ -13,39 +14,42 @@ use crate::rope::RopeRule;
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Rotates rows of `x`.
-pub(crate) fn rope(x: CubeTensor, cos: CubeTensor, sin: CubeTensor, rule: RopeRule) -> CubeTensor {
-    let (len, [t, pairs], dtype) = (x.meta.num_elements(), cos.shape().dims(), x.dtype);
-    let (x, cos, sin) = (into_contiguous(x), contiguous(cos, DType::F32), contiguous(sin, DType::F32));
-    let y = empty_like(&x);
-    if len > 0 {
-        let vector = vector_size(&x.client, pairs, dtype);
-        let vectors = len / 2 / vector;
-        let (count, dim) = over_items(&x.client, vectors);
-        rope_kernel::launch(
-            &x.client.clone(),
-            count,
-            dim,
-            address_type([&x]),
-            vector,
-            x.elements(),
-            cos.elements(),
-            sin.elements(),
-            y.clone().elements(),
-            vectors,
-            t,
-            rule.repeat,
-            pairs / vector,
-            rule.halves,
-            rule.back,
-            dtype_to_elem_type(dtype),
-        );
+impl RopeOps for CubeBackend {
+    /// Rotates rows of `x`.
+    fn fused_rope(x: CubeTensor, cos: CubeTensor, sin: CubeTensor, rule: RopeRule) -> CubeTensor {
+        let (len, [t, pairs], dtype) = (x.meta.num_elements(), cos.shape().dims(), x.dtype);
+        let (x, cos, sin) = (into_contiguous(x), contiguous(cos, DType::F32), contiguous(sin, DType::F32));
+        let y = empty_like(&x);
+        if len > 0 {
+            let vector = vector_size(&x.client, pairs, dtype);
+            let vectors = len / 2 / vector;
+            let (count, dim) = over_items(&x.client, vectors);
+            rope_kernel::launch(
+                &x.client.clone(),
+                count,
+                dim,
+                address_type([&x]),
+                vector,
+                x.elements(),
+                cos.elements(),
+                sin.elements(),
+                y.clone().elements(),
+                vectors,
+                t,
+                rule.repeat,
+                pairs / vector,
+                rule.halves,
+                rule.back,
+                dtype_to_elem_type(dtype),
+            );
+        }
+        y
     }
-    y
 }
 
 /// `width` is that of a row of the table in vectors. `repeat` consecutive rows have the same of `t` positions.

@@ -10,16 +10,18 @@
 //! Queries and keys have the same layout, so their products equal those of the interleaved layout. The arithmetic is in
 //! f32 and rounds once. The backward keeps only the table.
 
+mod autodiff;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::element::Element;
-use crate::math::over_rows;
-use crate::ops::FusedOps;
-use crate::simd::vectorised;
-use burn::backend::{Dispatch, DispatchTensor};
+use crate::slices::{contiguous, float, slice};
+use crate::with_float;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, DispatchTensor, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use cpu::math::over_rows;
+use cpu::{Element, vectorised};
 use std::mem::MaybeUninit;
 
 /// Cosines and sines of the angles of some positions, on one device.
@@ -139,7 +141,35 @@ pub struct RopeRule {
 }
 
 /// Rotates rows of `2 pairs`; row `i` has position `i / repeat % t`.
-pub(crate) fn rope_cpu<T: Element>(
+/// The operation, which the tape records; its gradient is the operation back.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait RopeOps: Backend {
+    /// Rotates rows of `x` by the statistics `cos_tp` and `sin_tp`, or the gradient of the result back.
+    #[fusion(meta = |x, _, _, _| x.clone())]
+    fn fused_rope(
+        x: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        rule: RopeRule,
+    ) -> FloatTensor<Self>;
+}
+
+impl RopeOps for Flex {
+    fn fused_rope(
+        x: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        rule: RopeRule,
+    ) -> FloatTensor<Self> {
+        let ([t, pairs], x) = (cos.shape().dims(), contiguous(&x));
+        let (cos, sin) = (contiguous(&cos), contiguous(&sin));
+        with_float!(x.dtype(), T => {
+            float(rope_cpu::<T>(slice(&x), [slice(&cos), slice(&sin)], [t, pairs], rule), x.shape())
+        })
+    }
+}
+
+fn rope_cpu<T: Element>(
     x: &[T],
     [cos, sin]: [&[f32]; 2],
     [t, pairs]: [usize; 2],
@@ -169,7 +199,7 @@ vectorised! {
         let (first, second) = y.split_at_mut(cos.len());
         let halves = first.iter_mut().zip(second);
         for ((x, (first, second)), (cos, sin)) in x.as_chunks::<2>().0.iter().zip(halves).zip(cos.iter().zip(sin)) {
-            let [a, b] = x.map(<T as Element>::to_f32);
+            let [a, b] = x.map(T::to_f32);
             first.write(T::from_f32(a * cos - b * sin));
             second.write(T::from_f32(b * cos + a * sin));
         }

@@ -2,37 +2,41 @@
 //!
 //! Inputs are read once and outputs are written once, in the widest vectors that the device loads.
 
+use super::{SiluMulBackwardOps, SiluMulOps};
 use crate::cube::launch::{Elements, address_type, empty_like, over_items, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use crate::cube::{rounded, sigmoid};
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-pub(crate) fn silu_mul(gate: CubeTensor, up: CubeTensor) -> CubeTensor {
-    let (len, dtype) = (gate.shape().num_elements(), gate.dtype);
-    let (gate, up) = (into_contiguous(gate), into_contiguous(up));
-    let y = empty_like(&gate);
-    if len > 0 {
-        let vector = vector_size(&gate.client, len, dtype);
-        let (count, dim) = over_items(&gate.client, len / vector);
-        silu_mul_kernel::launch(
-            &gate.client.clone(),
-            count,
-            dim,
-            address_type([&gate]),
-            vector,
-            gate.elements(),
-            up.elements(),
-            y.clone().elements(),
-            len / vector,
-            dtype_to_elem_type(dtype),
-        );
+impl SiluMulOps for CubeBackend {
+    fn fused_silu_mul(gate: CubeTensor, up: CubeTensor) -> CubeTensor {
+        let (len, dtype) = (gate.shape().num_elements(), gate.dtype);
+        let (gate, up) = (into_contiguous(gate), into_contiguous(up));
+        let y = empty_like(&gate);
+        if len > 0 {
+            let vector = vector_size(&gate.client, len, dtype);
+            let (count, dim) = over_items(&gate.client, len / vector);
+            silu_mul_kernel::launch(
+                &gate.client.clone(),
+                count,
+                dim,
+                address_type([&gate]),
+                vector,
+                gate.elements(),
+                up.elements(),
+                y.clone().elements(),
+                len / vector,
+                dtype_to_elem_type(dtype),
+            );
+        }
+        y
     }
-    y
 }
 
 #[cube(launch, address_type = "dynamic")]
@@ -51,29 +55,31 @@ fn silu_mul_kernel<F: Float, V: Size>(
     }
 }
 
-pub(crate) fn silu_mul_backward(gate: CubeTensor, up: CubeTensor, d_y: CubeTensor) -> (CubeTensor, CubeTensor) {
-    let (len, dtype) = (gate.shape().num_elements(), gate.dtype);
-    let (gate, up, d_y) = (into_contiguous(gate), into_contiguous(up), into_contiguous(d_y));
-    let (d_gate, d_up) = (empty_like(&gate), empty_like(&gate));
-    if len > 0 {
-        let vector = vector_size(&gate.client, len, dtype);
-        let (count, dim) = over_items(&gate.client, len / vector);
-        silu_mul_backward_kernel::launch(
-            &gate.client.clone(),
-            count,
-            dim,
-            address_type([&gate]),
-            vector,
-            gate.elements(),
-            up.elements(),
-            d_y.elements(),
-            d_gate.clone().elements(),
-            d_up.clone().elements(),
-            len / vector,
-            dtype_to_elem_type(dtype),
-        );
+impl SiluMulBackwardOps for CubeBackend {
+    fn fused_silu_mul_backward(gate: CubeTensor, up: CubeTensor, d_y: CubeTensor) -> (CubeTensor, CubeTensor) {
+        let (len, dtype) = (gate.shape().num_elements(), gate.dtype);
+        let (gate, up, d_y) = (into_contiguous(gate), into_contiguous(up), into_contiguous(d_y));
+        let (d_gate, d_up) = (empty_like(&gate), empty_like(&gate));
+        if len > 0 {
+            let vector = vector_size(&gate.client, len, dtype);
+            let (count, dim) = over_items(&gate.client, len / vector);
+            silu_mul_backward_kernel::launch(
+                &gate.client.clone(),
+                count,
+                dim,
+                address_type([&gate]),
+                vector,
+                gate.elements(),
+                up.elements(),
+                d_y.elements(),
+                d_gate.clone().elements(),
+                d_up.clone().elements(),
+                len / vector,
+                dtype_to_elem_type(dtype),
+            );
+        }
+        (d_gate, d_up)
     }
-    (d_gate, d_up)
 }
 
 #[cube(launch, address_type = "dynamic")]

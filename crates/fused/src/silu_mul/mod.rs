@@ -7,19 +7,18 @@
 //!
 //! It works element by element in f32 and rounds once. The backward keeps `gate` and `up`, in their dtype.
 
+mod autodiff;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::element::Element;
-use crate::math::{TASK, over_rows, sigmoid};
-use crate::ops::FusedOps;
-use crate::pieces::Pieces;
-use crate::simd::vectorised;
-use crate::team;
-use crate::uninit::written;
-use burn::backend::Dispatch;
+use crate::slices::{contiguous, float, slice};
+use crate::with_float;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
+use cpu::math::{TASK, over_rows, sigmoid};
+use cpu::{Element, Pieces, team, vectorised, written};
 use std::mem::MaybeUninit;
 
 /// Computes `silu(gate) * up` for two tensors of one shape and dtype.
@@ -34,13 +33,54 @@ pub fn silu_mul<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     Tensor::from_dispatch(Dispatch::fused_silu_mul(gate.into_dispatch(), up.into_dispatch()))
 }
 
-pub(crate) fn forward_cpu<T: Element>(gate: &[T], up: &[T]) -> Vec<T> {
+/// The operation, which the tape records.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait SiluMulOps: Backend {
+    /// Maps `gate` and `up` to `silu(gate) * up`.
+    #[fusion(meta = |gate, _| gate.clone())]
+    fn fused_silu_mul(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+/// Its gradient.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait SiluMulBackwardOps: Backend {
+    /// Returns the gradients of `gate` and `up`.
+    #[fusion(meta = |gate, up, _| (gate.clone(), up.clone()))]
+    fn fused_silu_mul_backward(
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}
+
+impl SiluMulOps for Flex {
+    fn fused_silu_mul(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (gate, up) = (contiguous(&gate), contiguous(&up));
+        with_float!(gate.dtype(), T => float(forward_cpu::<T>(slice(&gate), slice(&up)), gate.shape()))
+    }
+}
+
+impl SiluMulBackwardOps for Flex {
+    fn fused_silu_mul_backward(
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (gate, up, d_y) = (contiguous(&gate), contiguous(&up), contiguous(&d_y));
+        with_float!(gate.dtype(), T => {
+            let (d_gate, d_up) = backward_cpu::<T>(slice(&gate), slice(&up), slice(&d_y));
+            (float(d_gate, gate.shape()), float(d_up, gate.shape()))
+        })
+    }
+}
+
+fn forward_cpu<T: Element>(gate: &[T], up: &[T]) -> Vec<T> {
     // SAFETY: `forward` sets all of `y`.
     unsafe { over_rows(1, gate.len(), [gate, up], |_, [gate, up], y| forward(gate, up, y)) }
 }
 
 /// Returns the gradients of gate and up.
-pub(crate) fn backward_cpu<T: Element>(gate: &[T], up: &[T], dy: &[T]) -> (Vec<T>, Vec<T>) {
+fn backward_cpu<T: Element>(gate: &[T], up: &[T], dy: &[T]) -> (Vec<T>, Vec<T>) {
     let mut d_up = vec![];
     let write = |d_gate: &mut [MaybeUninit<T>]| {
         // SAFETY: `gradients` sets all of both outputs.

@@ -3,6 +3,7 @@
 //! Each unit adds its share of the part with compensation (Kahan), in one sum per vector element. Then the units' sums
 //! are reduced. So the rounding error is that of about ten additions, not of 65,536.
 
+use super::SumOfSquaresOps;
 use super::{PART, parts};
 use crate::cube::cube_sum;
 use crate::cube::launch::{Elements, address_type, contiguous, empty, over_rows, units, vector_size};
@@ -11,31 +12,52 @@ use crate::cube::offline::{KernelCase, buffer, float_cases};
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-pub(crate) fn sum_of_squares(x: CubeTensor) -> CubeTensor {
-    let (len, dtype, x) = (x.shape().num_elements(), x.dtype, into_contiguous(x));
-    let sums = empty(&x, [parts(len)], DType::F32);
-    if len > 0 {
-        let vector = vector_size(&x.client, len, dtype);
-        let units = units(&x.client, PART.min(len) / vector);
-        let (count, dim) = over_rows(&x.client, parts(len), units);
-        sum_of_squares_kernel::launch(
-            &x.client.clone(),
-            count,
-            dim,
-            address_type([&x]),
-            vector,
-            x.elements(),
-            sums.clone().elements(),
-            len / vector,
-            units,
-            dtype_to_elem_type(dtype),
-        );
+impl SumOfSquaresOps for CubeBackend {
+    fn fused_sum_of_squares(x: CubeTensor) -> CubeTensor {
+        let (len, dtype, x) = (x.shape().num_elements(), x.dtype, into_contiguous(x));
+        let sums = empty(&x, [parts(len)], DType::F32);
+        if len > 0 {
+            let vector = vector_size(&x.client, len, dtype);
+            let units = units(&x.client, PART.min(len) / vector);
+            let (count, dim) = over_rows(&x.client, parts(len), units);
+            sum_of_squares_kernel::launch(
+                &x.client.clone(),
+                count,
+                dim,
+                address_type([&x]),
+                vector,
+                x.elements(),
+                sums.clone().elements(),
+                len / vector,
+                units,
+                dtype_to_elem_type(dtype),
+            );
+        }
+        sums
     }
-    sums
+
+    /// Returns `sum`, with its rounding error, plus `factor` times the sum of `parts`.
+    fn fused_add_parts(sum: CubeTensor, parts: CubeTensor, factor: f64) -> CubeTensor {
+        let (sum, parts) = (contiguous(sum, DType::F32), contiguous(parts, DType::F32));
+        let total = empty(&sum, [2], DType::F32);
+        let units = units(&sum.client, parts.shape().num_elements());
+        sum_of_squares_add_parts_kernel::launch(
+            &sum.client.clone(),
+            CubeCount::new_single(),
+            CubeDim::new_1d(units as u32),
+            sum.elements(),
+            parts.elements(),
+            total.clone().elements(),
+            factor as f32,
+            units,
+        );
+        total
+    }
 }
 
 #[cube(launch, address_type = "dynamic")]
@@ -68,24 +90,6 @@ fn sum_of_squares_kernel<F: Float, V: Size>(
         }
         part += CUBE_COUNT;
     }
-}
-
-/// Returns `sum`, with its rounding error, plus `factor` times the sum of `parts`.
-pub(crate) fn add_parts(sum: CubeTensor, parts: CubeTensor, factor: f64) -> CubeTensor {
-    let (sum, parts) = (contiguous(sum, DType::F32), contiguous(parts, DType::F32));
-    let total = empty(&sum, [2], DType::F32);
-    let units = units(&sum.client, parts.shape().num_elements());
-    sum_of_squares_add_parts_kernel::launch(
-        &sum.client.clone(),
-        CubeCount::new_single(),
-        CubeDim::new_1d(units as u32),
-        sum.elements(),
-        parts.elements(),
-        total.clone().elements(),
-        factor as f32,
-        units,
-    );
-    total
 }
 
 #[cube(launch)]

@@ -7,13 +7,14 @@
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::element::Element;
-use crate::ops::FusedOps;
-use crate::pieces::Pieces;
-use crate::simd::vectorised;
-use crate::team;
-use burn::backend::Dispatch;
+#[cfg(feature = "cubecl")]
+use crate::cube::specs::statistic;
+use crate::slices::{contiguous, float, slice};
+use crate::with_float;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, Flex, backend_extension};
 use burn::tensor::{DType, Tensor};
+use cpu::{Element, Pieces, team, vectorised};
 
 /// Elements per part: 124 million elements make 1,900 numbers for the host.
 pub(crate) const PART: usize = 64 * 1024;
@@ -48,8 +49,34 @@ pub fn add_sum_of_squares(sum: Tensor<1>, x: Tensor<1>, factor: f64) -> Tensor<1
     Tensor::from_dispatch(Dispatch::fused_add_parts(sum.inner().into_dispatch(), parts, factor))
 }
 
+/// Sums of squares. The tape does not record it.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait SumOfSquaresOps: Backend {
+    /// Returns parts of the sum of squares of `x_n`, which the host adds in f64.
+    #[fusion(meta = |x| statistic([parts(x.shape[0])]))]
+    fn fused_sum_of_squares(x: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// Adds `factor` times these parts to a sum. The sum is a statistic of two elements, of which the second holds the
+    /// rounding error of the first.
+    #[fusion(meta = |sum, _, _| sum.clone())]
+    fn fused_add_parts(sum: FloatTensor<Self>, parts: FloatTensor<Self>, factor: f64) -> FloatTensor<Self>;
+}
+
+impl SumOfSquaresOps for Flex {
+    fn fused_sum_of_squares(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let x = contiguous(&x);
+        let parts = with_float!(x.dtype(), T => sum_of_squares_cpu::<T>(slice(&x)));
+        let len = parts.len();
+        float(parts, [len])
+    }
+
+    fn fused_add_parts(sum: FloatTensor<Self>, parts: FloatTensor<Self>, factor: f64) -> FloatTensor<Self> {
+        float(add_parts_cpu(slice(&contiguous(&sum)), slice(&contiguous(&parts)), factor).to_vec(), [2])
+    }
+}
+
 /// Sums each part in f64.
-pub(crate) fn sum_of_squares_cpu<T: Element>(x: &[T]) -> Vec<f64> {
+fn sum_of_squares_cpu<T: Element>(x: &[T]) -> Vec<f64> {
     let mut sums = vec![0.0; x.len().div_ceil(PART)];
     let parts = Pieces::new(&mut sums);
     team::for_each(x.len().div_ceil(PART), |i| {
@@ -60,7 +87,7 @@ pub(crate) fn sum_of_squares_cpu<T: Element>(x: &[T]) -> Vec<f64> {
 }
 
 /// Returns a sum, with its rounding error, plus `factor` times the sum of parts.
-pub(crate) fn add_parts_cpu(sum: &[f32], parts: &[f64], factor: f64) -> [f32; 2] {
+fn add_parts_cpu(sum: &[f32], parts: &[f64], factor: f64) -> [f32; 2] {
     let sum = f64::from(sum[0]) + f64::from(sum[1]) + factor * parts.iter().sum::<f64>();
     [sum as f32, (sum - f64::from(sum as f32)) as f32]
 }

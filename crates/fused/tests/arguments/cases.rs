@@ -3,7 +3,6 @@
 use crate::draw::{Case, Draw};
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, Int, Tensor};
-use fused::gemm::{Epilogue, Matrix, Product, products, products_with};
 use fused::{AdamW, AdamWState, AdamWStep, AttentionPart, ClipRule, DropoutKey, RopeTable, Rows};
 
 pub const CASES: &[Case] = &[
@@ -226,21 +225,6 @@ pub const CASES: &[Case] = &[
         let factor = fused::clip_factor(draw.plain([len], DType::F32), ClipRule { count: 2.0, limit });
         draw.output(factor, [1]);
     }),
-    ("products", |draw| {
-        with_product(draw, |draw, product| {
-            let _ = draw;
-            products(vec![product]);
-        });
-    }),
-    ("products_with", |draw| {
-        with_product(draw, |draw, product| {
-            let (n, len) = (draw.number(product.n), draw.number(product.c.len()));
-            let (bias, residual) = (vec![1.0; n], vec![1.0; len]);
-            let (bias, residual) = (draw.coin().then_some(&*bias), draw.coin().then_some(&*residual));
-            let epilogue = Epilogue { bias, residual, gelu: draw.coin(), ..Epilogue::default() };
-            products_with(vec![(product, epilogue)]);
-        });
-    }),
     ("contiguous", |draw| {
         let shape = [draw.size(4), draw.size(3)];
         let tensor = draw.plain(shape, DType::F32).transpose().try_into_primitive::<Flex>().expect("it is on flex");
@@ -262,21 +246,10 @@ pub const CASES: &[Case] = &[
 
 /// Public functions without arguments that could have a wrong shape, and why.
 pub const WITHOUT: &[(&str, &str)] = &[
-    ("exp", "a number"),
-    ("simd", "no arguments"),
-    ("multiplies_bf16", "no arguments"),
-    ("Simd::name", "no arguments"),
-    ("Simd::of_processor", "no arguments"),
-    ("Simd::asked_for", "no arguments"),
-    ("written", "unsafe: the caller writes all of it"),
-    ("overwritten", "unsafe, and returns what it is given"),
-    ("poison_uninitialised", "for this very test"),
     ("DropoutKey::derive", "numbers"),
     ("DropoutKey::at_row", "numbers"),
     ("DropoutKey::at_index", "numbers"),
     ("RopeTable::positions", "no arguments"),
-    ("Matrix::new", "a view, which `products` checks"),
-    ("Matrix::transposed", "a view, which `products` checks"),
     ("step", "of the tape: takes what the operation of a crate has computed"),
     ("backward_of_inputs", "of the tape: takes a loss"),
     ("Deferred::is_empty", "no arguments"),
@@ -337,16 +310,4 @@ fn part(draw: &mut Draw) -> (AttentionPart, [Tensor<4>; 3], Option<Tensor<2, Int
     let part = AttentionPart { first: if own { [5, 5] } else { [5, 0] }, scale: 0.7, dropout };
     let qkv = [[b, heads, t, d], [b, kv_heads, s, d], [b, kv_heads, s, dv]].map(|shape| draw.plain(shape, dtype));
     (part, qkv, starts(draw, [b, t]))
-}
-
-/// Calls `run` with a product, and checks the result.
-fn with_product(draw: &mut Draw, run: fn(&mut Draw, Product<'_, f32>)) {
-    let [m, n, k] = [draw.size(9), draw.size(40), draw.size(9)];
-    let [a, b, c] = [m * k, k * n, m * n].map(|len| draw.number(len));
-    let (a, b) = (vec![1.0; a], vec![1.0; b]);
-    // SAFETY: `products` sets every element or panics, and new memory is poisoned.
-    let c = unsafe {
-        fused::written(c, |c| run(draw, Product { m, n, k, a: Matrix::new(&a, k), b: Matrix::new(&b, n), c }))
-    };
-    draw.values(c, m * n);
 }

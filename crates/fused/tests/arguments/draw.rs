@@ -206,7 +206,7 @@ impl Draw {
 /// Calls a function with arguments that depend on the seed; `names` lists all public functions. Returns an error that
 /// says what is wrong.
 pub fn check((name, case): Case, seed: u64, names: &BTreeSet<String>) -> Result<(), String> {
-    fused::poison_uninitialised(true);
+    cpu::poison_uninitialised(true);
     let mut draw = Draw::new(seed);
     let caught = |f: &mut dyn FnMut()| quietly(|| catch_unwind(AssertUnwindSafe(f))).map_err(text);
     let wrong = |what: &str, text: String| Err(format!("{name}, seed {seed}: {what}: {text}"));

@@ -73,7 +73,7 @@ fn keys_without_query_heads_are_refused() {
 /// Without queries there are no tasks, and nothing wrote the gradients of the keys.
 #[test]
 fn keys_that_no_query_sees_have_gradients_of_0() {
-    fused::poison_uninitialised(true);
+    cpu::poison_uninitialised(true);
     let part = AttentionPart { first: [4, 0], scale: 1.0, dropout: None };
     let (b, heads, s, d, dv) = (3, 2, 64, 32, 16);
     let (q, k, v) = (ones([b, heads, 0, d]), ones([b, heads, s, d]), ones([b, heads, s, dv]));

@@ -17,3 +17,4 @@ pub mod offline;
 pub mod permute;
 pub mod reroute;
 pub mod route;
+mod slices;

@@ -9,8 +9,8 @@ use super::{Config, ConfigError, LrSchedule, preset};
 use crate::device;
 use crate::format::count;
 use crate::learning_rate::learning_rate;
+use cpu::simd;
 use fsdp::{FloatType, Schedule};
-use fused::simd;
 use schedule::Pipeline;
 
 /// More ranks than the largest clusters have.

@@ -31,10 +31,11 @@ mod rows;
 mod simt;
 mod small;
 
-use super::{AttentionRule, LatentRule};
+use super::{AttentionBackwardOps, AttentionOps, AttentionRule, LatentRule};
 use crate::cube::launch::{contiguous, empty};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::ops::permute;
@@ -120,6 +121,108 @@ impl Problem {
     }
 }
 
+impl AttentionOps for CubeBackend {
+    fn fused_attention(
+        q: CubeTensor,
+        k: CubeTensor,
+        v: CubeTensor,
+        starts: CubeTensor,
+        rule: AttentionRule,
+    ) -> (CubeTensor, CubeTensor) {
+        separate([q, k, v], starts, rule).forward()
+    }
+
+    fn fused_self_attention(
+        qkv: CubeTensor,
+        starts: CubeTensor,
+        heads: usize,
+        rule: AttentionRule,
+    ) -> (CubeTensor, CubeTensor) {
+        let [b, t, width] = qkv.shape().dims();
+        let (y, l) = of_one_product(qkv, starts, heads, rule).forward();
+        (reshaped(y, [b, t, width / 3]), l)
+    }
+
+    fn fused_latent_attention(
+        q: CubeTensor,
+        kv: CubeTensor,
+        k_rope: CubeTensor,
+        cos: CubeTensor,
+        sin: CubeTensor,
+        starts: CubeTensor,
+        rule: LatentRule,
+    ) -> (CubeTensor, CubeTensor) {
+        let [b, t, _] = q.shape().dims();
+        let (y, l) = latent([q, kv, k_rope], [cos, sin], starts, rule).forward();
+        (reshaped(y, [b, t, rule.heads * rule.v]), l)
+    }
+}
+
+impl AttentionBackwardOps for CubeBackend {
+    /// The gradients are laid out by position, as expected by the projections that made queries, keys and values.
+    fn fused_attention_backward(
+        q: CubeTensor,
+        k: CubeTensor,
+        v: CubeTensor,
+        y: CubeTensor,
+        l: CubeTensor,
+        d_y: CubeTensor,
+        starts: CubeTensor,
+        rule: AttentionRule,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        let problem = separate([q, k, v], starts, rule);
+        let Problem { b, heads, kv_heads, t, s, widths, .. } = problem;
+        let sizes = [(t, heads, widths.nope), (s, kv_heads, widths.nope), (s, kv_heads, widths.v)];
+        let gradients = sizes.map(|(rows, heads, width)| {
+            let (like, shape) = (&problem.q.tensor, [b, rows, heads, width]);
+            // Keys that no query sees have gradients of 0, which no kernel writes.
+            let gradient = match t {
+                0 => zeros_client(like.client.clone(), like.device.clone(), shape.into(), like.dtype),
+                _ => empty(like, shape, like.dtype),
+            };
+            Rows::by_position(&gradient, [rows, heads, width], 0)
+        });
+        problem.backward([y, d_y], l, gradients.clone());
+        let [d_q, d_k, d_v] = gradients.map(|gradient| permute(gradient.tensor, &[0, 2, 1, 3]));
+        (d_q, d_k, d_v)
+    }
+
+    fn fused_self_attention_backward(
+        qkv: CubeTensor,
+        y: CubeTensor,
+        l: CubeTensor,
+        d_y: CubeTensor,
+        starts: CubeTensor,
+        heads: usize,
+        rule: AttentionRule,
+    ) -> CubeTensor {
+        let gradient = empty::<3>(&qkv, qkv.shape().dims(), qkv.dtype);
+        of_one_product(qkv, starts, heads, rule).backward([y, d_y], l, three(&gradient, heads));
+        gradient
+    }
+
+    fn fused_latent_attention_backward(
+        q: CubeTensor,
+        kv: CubeTensor,
+        k_rope: CubeTensor,
+        cos: CubeTensor,
+        sin: CubeTensor,
+        y: CubeTensor,
+        l: CubeTensor,
+        d_y: CubeTensor,
+        starts: CubeTensor,
+        rule: LatentRule,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        let [d_q, d_kv] = [&q, &kv].map(|x| empty::<3>(x, x.shape().dims(), x.dtype));
+        let problem = latent([q, kv, k_rope], [cos, sin], starts, rule);
+        let [d_k, d_v] = two(&d_kv, problem.t, rule);
+        let to_q = Rows::by_position(&d_q, [problem.t, rule.heads, rule.nope + rule.rope], 0);
+        let of_heads = problem.backward([y, d_y], l, [to_q, d_k, d_v]);
+        let d_k_rope = small::sum_heads(&problem, &of_heads, d_q.dtype);
+        (d_q, d_kv, d_k_rope)
+    }
+}
+
 /// Makes starts contiguous: kernels index them across all sequences, whose rows a device may lay out with gaps.
 fn lying_together(starts: CubeTensor) -> CubeTensor {
     if starts.meta.num_elements() == 0 { starts } else { contiguous(starts, DType::I32) }
@@ -162,35 +265,6 @@ fn separate([q, k, v]: [CubeTensor; 3], starts: CubeTensor, rule: AttentionRule)
     unrotated([b, heads, kv_heads, t, s], [nope, width], [q, k, v], starts, rule)
 }
 
-pub(crate) fn attention(qkv: [CubeTensor; 3], starts: CubeTensor, rule: AttentionRule) -> (CubeTensor, CubeTensor) {
-    separate(qkv, starts, rule).forward()
-}
-
-/// The gradients are laid out by position, as expected by the projections that made queries, keys and values.
-pub(crate) fn attention_backward(
-    qkv: [CubeTensor; 3],
-    outputs: [CubeTensor; 2],
-    l: CubeTensor,
-    starts: CubeTensor,
-    rule: AttentionRule,
-) -> (CubeTensor, CubeTensor, CubeTensor) {
-    let problem = separate(qkv, starts, rule);
-    let Problem { b, heads, kv_heads, t, s, widths, .. } = problem;
-    let sizes = [(t, heads, widths.nope), (s, kv_heads, widths.nope), (s, kv_heads, widths.v)];
-    let gradients = sizes.map(|(rows, heads, width)| {
-        let (like, shape) = (&problem.q.tensor, [b, rows, heads, width]);
-        // Keys that no query sees have gradients of 0, which no kernel writes.
-        let gradient = match t {
-            0 => zeros_client(like.client.clone(), like.device.clone(), shape.into(), like.dtype),
-            _ => empty(like, shape, like.dtype),
-        };
-        Rows::by_position(&gradient, [rows, heads, width], 0)
-    });
-    problem.backward(outputs, l, gradients.clone());
-    let [d_q, d_k, d_v] = gradients.map(|gradient| permute(gradient.tensor, &[0, 2, 1, 3]));
-    (d_q, d_k, d_v)
-}
-
 /// Queries, keys and values in a contiguous `[b, t, 3, heads, d]`.
 fn three(qkv: &CubeTensor, heads: usize) -> [Rows; 3] {
     let [_, t, width] = qkv.shape().dims();
@@ -202,30 +276,6 @@ fn of_one_product(qkv: CubeTensor, starts: CubeTensor, heads: usize, rule: Atten
     let [b, t, width] = qkv.shape().dims();
     let d = width / 3 / heads;
     unrotated([b, heads, heads, t, t], [d, d], three(&into_contiguous(qkv), heads), starts, rule)
-}
-
-pub(crate) fn self_attention(
-    qkv: CubeTensor,
-    starts: CubeTensor,
-    heads: usize,
-    rule: AttentionRule,
-) -> (CubeTensor, CubeTensor) {
-    let [b, t, width] = qkv.shape().dims();
-    let (y, l) = of_one_product(qkv, starts, heads, rule).forward();
-    (reshaped(y, [b, t, width / 3]), l)
-}
-
-pub(crate) fn self_attention_backward(
-    qkv: CubeTensor,
-    outputs: [CubeTensor; 2],
-    l: CubeTensor,
-    starts: CubeTensor,
-    heads: usize,
-    rule: AttentionRule,
-) -> CubeTensor {
-    let gradient = empty::<3>(&qkv, qkv.shape().dims(), qkv.dtype);
-    of_one_product(qkv, starts, heads, rule).backward(outputs, l, three(&gradient, heads));
-    gradient
 }
 
 /// Keys and values, or their gradients, in a contiguous `[b, t, heads (nope + v)]`.
@@ -244,34 +294,6 @@ fn latent([q, kv, k_rope]: [CubeTensor; 3], table: [CubeTensor; 2], starts: Cube
     let widths = Widths { nope, rope, v: width };
     let starts = lying_together(starts);
     Problem { b, heads, kv_heads: heads, t, s: t, widths, rule: attention, q, k, v, k_rope, table, starts }
-}
-
-pub(crate) fn latent_attention(
-    inputs: [CubeTensor; 3],
-    table: [CubeTensor; 2],
-    starts: CubeTensor,
-    rule: LatentRule,
-) -> (CubeTensor, CubeTensor) {
-    let [b, t, _] = inputs[0].shape().dims();
-    let (y, l) = latent(inputs, table, starts, rule).forward();
-    (reshaped(y, [b, t, rule.heads * rule.v]), l)
-}
-
-pub(crate) fn latent_attention_backward(
-    inputs: [CubeTensor; 3],
-    table: [CubeTensor; 2],
-    outputs: [CubeTensor; 2],
-    l: CubeTensor,
-    starts: CubeTensor,
-    rule: LatentRule,
-) -> (CubeTensor, CubeTensor, CubeTensor) {
-    let [d_q, d_kv] = [&inputs[0], &inputs[1]].map(|x| empty::<3>(x, x.shape().dims(), x.dtype));
-    let problem = latent(inputs, table, starts, rule);
-    let [d_k, d_v] = two(&d_kv, problem.t, rule);
-    let to_q = Rows::by_position(&d_q, [problem.t, rule.heads, rule.nope + rule.rope], 0);
-    let of_heads = problem.backward(outputs, l, [to_q, d_k, d_v]);
-    let d_k_rope = small::sum_heads(&problem, &of_heads, d_q.dtype);
-    (d_q, d_kv, d_k_rope)
 }
 
 /// Gives a contiguous tensor another shape.

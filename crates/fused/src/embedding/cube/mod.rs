@@ -22,42 +22,46 @@ mod sum;
 
 use self::sort::sort;
 use self::sum::sum;
+use super::{EmbeddingBackwardOps, EmbeddingOps};
 use crate::cube::launch::{Elements, address_type, empty, over_rows, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Gathers the rows of tokens. A token beyond the table gets a row of NaN, so the loss shows it.
-pub(crate) fn embedding(weight: CubeTensor, tokens: CubeTensor) -> CubeTensor {
-    let ([rows, d], [n], dtype) = (weight.shape().dims(), tokens.shape().dims(), weight.dtype);
-    let (weight, tokens) = (into_contiguous(weight), into_contiguous(tokens));
-    let y = empty(&weight, [n, d], dtype);
-    if n * d > 0 {
-        let vector = vector_size(&weight.client, d, dtype);
-        let (count, dim) = over_rows(&weight.client, n, d / vector);
-        let int = dtype_to_elem_type(tokens.dtype);
-        embedding_kernel::launch(
-            &weight.client.clone(),
-            count,
-            dim,
-            address_type([&weight, &y]),
-            vector,
-            weight.elements(),
-            tokens.elements(),
-            y.clone().elements(),
-            n,
-            rows,
-            d / vector,
-            dtype_to_elem_type(dtype),
-            int,
-        );
+impl EmbeddingOps for CubeBackend {
+    /// Gathers the rows of tokens. A token beyond the table gets a row of NaN, so the loss shows it.
+    fn fused_embedding(weight: CubeTensor, tokens: CubeTensor) -> CubeTensor {
+        let ([rows, d], [n], dtype) = (weight.shape().dims(), tokens.shape().dims(), weight.dtype);
+        let (weight, tokens) = (into_contiguous(weight), into_contiguous(tokens));
+        let y = empty(&weight, [n, d], dtype);
+        if n * d > 0 {
+            let vector = vector_size(&weight.client, d, dtype);
+            let (count, dim) = over_rows(&weight.client, n, d / vector);
+            let int = dtype_to_elem_type(tokens.dtype);
+            embedding_kernel::launch(
+                &weight.client.clone(),
+                count,
+                dim,
+                address_type([&weight, &y]),
+                vector,
+                weight.elements(),
+                tokens.elements(),
+                y.clone().elements(),
+                n,
+                rows,
+                d / vector,
+                dtype_to_elem_type(dtype),
+                int,
+            );
+        }
+        y
     }
-    y
 }
 
 /// `width` is that of a row in vectors.
@@ -88,15 +92,17 @@ fn embedding_kernel<F: Float, I: Int, V: Size>(
     }
 }
 
-/// Returns the gradient of a table of `rows` rows. A token beyond the table adds nothing.
-pub(crate) fn embedding_backward(tokens: CubeTensor, d_y: CubeTensor, rows: usize) -> CubeTensor {
-    let ([n, d], dtype) = (d_y.shape().dims(), d_y.dtype);
-    let (tokens, d_y) = (into_contiguous(tokens), into_contiguous(d_y));
-    if n * rows * d == 0 {
-        return zeros_client(d_y.client.clone(), d_y.device.clone(), [rows, d].into(), dtype);
+impl EmbeddingBackwardOps for CubeBackend {
+    /// Returns the gradient of a table of `rows` rows. A token beyond the table adds nothing.
+    fn fused_embedding_backward(tokens: CubeTensor, d_y: CubeTensor, rows: usize) -> CubeTensor {
+        let ([n, d], dtype) = (d_y.shape().dims(), d_y.dtype);
+        let (tokens, d_y) = (into_contiguous(tokens), into_contiguous(d_y));
+        if n * rows * d == 0 {
+            return zeros_client(d_y.client.clone(), d_y.device.clone(), [rows, d].into(), dtype);
+        }
+        let sorted = sort(tokens.clone(), rows);
+        sum(tokens, d_y, sorted, rows)
     }
-    let sorted = sort(tokens.clone(), rows);
-    sum(tokens, d_y, sorted, rows)
 }
 
 /// Lists the kernels with typical compile-time values.

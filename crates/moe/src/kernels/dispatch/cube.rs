@@ -17,9 +17,10 @@
 //! before it. 256 chunks make 8 strips of 32 counts that are loaded in parallel, where a single unit would load 256 one
 //! after another.
 
-use super::{DispatchRule, Layout, Order};
+use super::{DispatchOps, DispatchRule, Layout, Order};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use fused::cube::launch::{Elements, UNITS, contiguous, empty, units};
@@ -35,97 +36,98 @@ const ITEMS: usize = 8;
 /// Number of strips into which the scan divides an expert's chunks, if a cube has enough units.
 const STRIPS: usize = 8;
 
-/// Returns `slot_kn`, `source_r`, `segments` and `kept_e`.
-pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 4] {
-    let ([k, n], e, groups) = (experts.shape().dims(), rule.experts, rule.groups);
-    let experts = contiguous(experts, DType::I32);
-    let (client, rows) = (experts.client.clone(), rule.rows(n, k));
-    let ints = |len| empty(&experts, [len], DType::I32);
+impl DispatchOps for CubeBackend {
+    fn moe_dispatch(experts: CubeTensor, rule: DispatchRule) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
+        let ([k, n], e, groups) = (experts.shape().dims(), rule.experts, rule.groups);
+        let experts = contiguous(experts, DType::I32);
+        let (client, rows) = (experts.client.clone(), rule.rows(n, k));
+        let ints = |len| empty(&experts, [len], DType::I32);
 
-    // The size of shared memory is fixed at compile time: the next power of two, so that few kernels are compiled.
-    let table = e.next_power_of_two();
-    let shared_memory = SHARED_MEMORY.min(client.properties().hardware.max_shared_memory_size);
-    // A column has an odd stride, one more than the units. From 512 experts on, there is room for less than a plane.
-    let units_fit = ((shared_memory / (4 * table)).next_power_of_two() / 2).max(1);
-    let chunk_units = units(&client, UNITS.min(units_fit)).min(units_fit);
-    let items = (n * k).div_ceil(chunk_units * CHUNKS).max(ITEMS);
-    let chunks = (n / groups * k).div_ceil(chunk_units * items).max(1);
-    let size = || SizesLaunch::new(n, k, e, groups, chunks, items);
+        // The size of shared memory is fixed at compile time: the next power of two, so that few kernels are compiled.
+        let table = e.next_power_of_two();
+        let shared_memory = SHARED_MEMORY.min(client.properties().hardware.max_shared_memory_size);
+        // A column has an odd stride, one more than the units. From 512 experts on, there is room for less than a plane.
+        let units_fit = ((shared_memory / (4 * table)).next_power_of_two() / 2).max(1);
+        let chunk_units = units(&client, UNITS.min(units_fit)).min(units_fit);
+        let items = (n * k).div_ceil(chunk_units * CHUNKS).max(ITEMS);
+        let chunks = (n / groups * k).div_ceil(chunk_units * items).max(1);
+        let size = || SizesLaunch::new(n, k, e, groups, chunks, items);
 
-    let (slot, kept, segments) = (empty(&experts, [k, n], DType::I32), ints(e), ints(e + 1));
-    // Kernels cannot take empty buffers: without rows they get one row that stays -1.
-    let source = ints(rows.max(1));
-    let (counts, totals, begins) = (ints(groups * chunks * e), ints(groups * e), ints(groups * e));
-    let capacity = rule.capacity.unwrap_or(usize::MAX).min(i32::MAX as usize) as i32;
-    let (sorted, tile) = match rule.layout {
-        Layout::Capacity => (false, 1),
-        Layout::Sorted { tile } => (true, tile as i32),
-    };
-    let choice_major = rule.order == Order::Choice;
-    let (count, dim) = (CubeCount::Static((groups * chunks) as u32, 1, 1), CubeDim::new_1d(chunk_units as u32));
+        let (slot, kept, segments) = (empty(&experts, [k, n], DType::I32), ints(e), ints(e + 1));
+        // Kernels cannot take empty buffers: without rows they get one row that stays -1.
+        let source = ints(rows.max(1));
+        let (counts, totals, begins) = (ints(groups * chunks * e), ints(groups * e), ints(groups * e));
+        let capacity = rule.capacity.unwrap_or(usize::MAX).min(i32::MAX as usize) as i32;
+        let (sorted, tile) = match rule.layout {
+            Layout::Capacity => (false, 1),
+            Layout::Sorted { tile } => (true, tile as i32),
+        };
+        let choice_major = rule.order == Order::Choice;
+        let (count, dim) = (CubeCount::Static((groups * chunks) as u32, 1, 1), CubeDim::new_1d(chunk_units as u32));
 
-    dispatch_histogram_kernel::launch(
-        &client,
-        count.clone(),
-        dim,
-        experts.clone().elements(),
-        counts.clone().elements(),
-        source.clone().elements(),
-        rows.max(1),
-        size(),
-        table,
-        chunk_units,
-        choice_major,
-    );
-    let lanes = (units(&client, chunks * e) / STRIPS).max(1);
-    let strips = units(&client, chunks * e) / lanes;
-    dispatch_scan_kernel::launch(
-        &client,
-        CubeCount::Static((groups * e.div_ceil(lanes)) as u32, 1, 1),
-        CubeDim::new_1d((lanes * strips) as u32),
-        counts.clone().elements(),
-        totals.clone().elements(),
-        size(),
-        lanes,
-        strips,
-    );
-    let place_units = units(&client, e);
-    dispatch_place_kernel::launch(
-        &client,
-        CubeCount::new_single(),
-        CubeDim::new_1d(place_units as u32),
-        totals.elements(),
-        begins.clone().elements(),
-        segments.clone().elements(),
-        kept.clone().elements(),
-        capacity,
-        tile,
-        e,
-        groups,
-        table,
-        place_units,
-        sorted,
-    );
-    if n * k > 0 {
-        dispatch_assign_kernel::launch(
+        dispatch_histogram_kernel::launch(
             &client,
-            count,
+            count.clone(),
             dim,
             experts.clone().elements(),
-            counts.elements(),
-            begins.elements(),
-            segments.clone().elements(),
-            slot.clone().elements(),
+            counts.clone().elements(),
             source.clone().elements(),
-            capacity,
+            rows.max(1),
             size(),
             table,
             chunk_units,
             choice_major,
         );
+        let lanes = (units(&client, chunks * e) / STRIPS).max(1);
+        let strips = units(&client, chunks * e) / lanes;
+        dispatch_scan_kernel::launch(
+            &client,
+            CubeCount::Static((groups * e.div_ceil(lanes)) as u32, 1, 1),
+            CubeDim::new_1d((lanes * strips) as u32),
+            counts.clone().elements(),
+            totals.clone().elements(),
+            size(),
+            lanes,
+            strips,
+        );
+        let place_units = units(&client, e);
+        dispatch_place_kernel::launch(
+            &client,
+            CubeCount::new_single(),
+            CubeDim::new_1d(place_units as u32),
+            totals.elements(),
+            begins.clone().elements(),
+            segments.clone().elements(),
+            kept.clone().elements(),
+            capacity,
+            tile,
+            e,
+            groups,
+            table,
+            place_units,
+            sorted,
+        );
+        if n * k > 0 {
+            dispatch_assign_kernel::launch(
+                &client,
+                count,
+                dim,
+                experts.clone().elements(),
+                counts.elements(),
+                begins.elements(),
+                segments.clone().elements(),
+                slot.clone().elements(),
+                source.clone().elements(),
+                capacity,
+                size(),
+                table,
+                chunk_units,
+                choice_major,
+            );
+        }
+        let source = if rows == 0 { ints(0) } else { source };
+        (slot, source, segments, kept)
     }
-    let source = if rows == 0 { ints(0) } else { source };
-    [slot, source, segments, kept]
 }
 
 /// Sizes that the kernels of assignments share.

@@ -24,9 +24,17 @@
 pub(crate) mod cube;
 
 use super::route::{check_assignments, check_indices};
-use crate::ops::MoeOps;
+use super::slices::{dims, int};
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
+use burn::backend::tensor::IntTensor;
+use burn::backend::{Backend, Dispatch, Flex, backend_extension};
+#[cfg(feature = "cubecl")]
+use burn::tensor::DType;
 use burn::tensor::{Int, Tensor};
 use fused::check::Call;
+#[cfg(feature = "cubecl")]
+use fused::cube::specs::spec;
+use fused::slices::{contiguous, slice};
 
 /// Which assignments of a group come first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -120,7 +128,7 @@ pub fn dispatch(experts_kn: Tensor<2, Int>, rule: DispatchRule) -> Dispatched {
     let rows = rule.rows(n, k);
     call.that(rows <= i32::MAX as usize, format_args!("a layout of {rows} rows, which an i32 does not count"));
     let experts = experts_kn.into_dispatch();
-    let (slot, source, segments, kept) = burn::backend::Dispatch::moe_dispatch(experts, rule);
+    let (slot, source, segments, kept) = Dispatch::moe_dispatch(experts, rule);
     Dispatched {
         slot_kn: Tensor::from_dispatch(slot),
         source_r: Tensor::from_dispatch(source),
@@ -129,15 +137,55 @@ pub fn dispatch(experts_kn: Tensor<2, Int>, rule: DispatchRule) -> Dispatched {
     }
 }
 
+/// The operation. It has no gradient: under autodiff it is that of the backend below.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
+#[allow(clippy::type_complexity)]
+pub(crate) trait DispatchOps: Backend {
+    /// Maps `experts_kn` to `slot_kn`, `source_r`, `segments` (`[e + 1]`) and `kept_e`, all i32.
+    #[fusion(meta = |experts, rule| {
+        let (k, n) = (experts.shape[0], experts.shape[1]);
+        let ints = |len| spec([len], DType::I32);
+        (spec([k, n], DType::I32), ints(rule.rows(n, k)), ints(rule.experts + 1), ints(rule.experts))
+    })]
+    fn moe_dispatch(
+        experts: IntTensor<Self>,
+        rule: DispatchRule,
+    ) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>, IntTensor<Self>);
+}
+
+impl DispatchOps for Flex {
+    fn moe_dispatch(
+        experts: IntTensor<Self>,
+        rule: DispatchRule,
+    ) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
+        let [k, n] = dims(&experts);
+        let Placed { slot, source, segments, kept } = dispatch_cpu(slice(&contiguous(&experts)), n, &rule);
+        let list = |values: Vec<i32>| {
+            let len = values.len();
+            int(values, [len])
+        };
+        (int(slot, [k, n]), list(source), list(segments), list(kept))
+    }
+}
+
+impl<B: DispatchOps, C: CheckpointStrategy> DispatchOps for Autodiff<B, C> {
+    fn moe_dispatch(
+        experts: IntTensor<Self>,
+        rule: DispatchRule,
+    ) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
+        B::moe_dispatch(experts, rule)
+    }
+}
+
 /// Slots, sources, segments and kept counts.
-pub(crate) struct Placed {
+struct Placed {
     pub slot: Vec<i32>,
     pub source: Vec<i32>,
     pub segments: Vec<i32>,
     pub kept: Vec<i32>,
 }
 
-pub(crate) fn dispatch_cpu(experts: &[i32], n: usize, rule: &DispatchRule) -> Placed {
+fn dispatch_cpu(experts: &[i32], n: usize, rule: &DispatchRule) -> Placed {
     let (e, groups) = (rule.experts, rule.groups);
     check_indices("dispatch", "experts", experts, e);
     let (k, tokens) = (experts.len() / n.max(1), n / groups.max(1));

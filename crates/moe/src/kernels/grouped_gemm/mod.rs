@@ -18,18 +18,24 @@
 //! Sums are in f32 for every dtype and are rounded once. A row's result depends only on that row and its expert's
 //! matrix.
 
+mod autodiff;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
 #[cfg(feature = "cubecl")]
 pub use cube::{Tier, force_tier};
 
-use crate::ops::MoeOps;
-use burn::backend::Dispatch;
+use super::slices::dims;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, Flex, backend_extension};
 use burn::tensor::{DType, Int, Tensor};
+use cpu::gemm::{Matrix, Product, products};
+use cpu::{Element, written};
 use fused::check::Call;
-use fused::gemm::{Matrix, Product, products};
-use fused::{Element, written};
+#[cfg(feature = "cubecl")]
+use fused::cube::specs::spec;
+use fused::slices::{contiguous, float, slice};
+use fused::with_float;
 use std::mem::MaybeUninit;
 
 /// Multiplies `x_rp` by each segment's matrix of `weight_epq`: `[r, q]`.
@@ -77,6 +83,88 @@ pub fn weight_gradient(x_rp: Tensor<2>, d_y_rq: Tensor<2>, segments: &Tensor<1, 
     Tensor::from_dispatch(Dispatch::moe_grouped_gemm_weight(x, d_y, segments.clone().inner().into_dispatch()))
 }
 
+/// The product, which the tape records, and that of its gradient with the matrices transposed.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait GroupedGemmOps: Backend {
+    /// Maps `x_rp` and `weight_epq` (`weight_eqp` if `transposed`) to `y_rq`.
+    #[fusion(meta = |x, weight, _, transposed| {
+        spec([x.shape[0], weight.shape[if *transposed { 1 } else { 2 }]], x.dtype)
+    })]
+    fn moe_grouped_gemm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        segments: IntTensor<Self>,
+        transposed: bool,
+    ) -> FloatTensor<Self>;
+}
+
+/// The gradient of the matrices.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait GroupedGemmBackwardOps: Backend {
+    /// Maps `x_rp` and `d_y_rq` to the gradient of `weight_epq`.
+    #[fusion(meta = |x, d_y, segments| spec([segments.shape[0] - 1, x.shape[1], d_y.shape[1]], x.dtype))]
+    fn moe_grouped_gemm_weight(
+        x: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        segments: IntTensor<Self>,
+    ) -> FloatTensor<Self>;
+
+    /// [`moe_grouped_gemm_weight`](Self::moe_grouped_gemm_weight), on a device in the memory of `flat` from element
+    /// `start` on.
+    #[fusion(meta = |x, d_y, segments, _, _| {
+        spec([segments.shape[0] - 1, x.shape[1], d_y.shape[1]], x.dtype)
+    })]
+    fn moe_grouped_gemm_weight_into(
+        x: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        segments: IntTensor<Self>,
+        flat: FloatTensor<Self>,
+        start: usize,
+    ) -> FloatTensor<Self>;
+}
+
+impl GroupedGemmOps for Flex {
+    fn moe_grouped_gemm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        segments: IntTensor<Self>,
+        transposed: bool,
+    ) -> FloatTensor<Self> {
+        let ([r, p], [_, rows, columns]) = (dims(&x), dims(&weight));
+        let q = if transposed { rows } else { columns };
+        let (x, weight, segments) = (contiguous(&x), contiguous(&weight), contiguous(&segments));
+        with_float!(x.dtype(), T => {
+            let y = grouped_gemm_cpu::<T>(slice(&x), slice(&weight), slice(&segments), Shape { p, q }, transposed);
+            float(y, [r, q])
+        })
+    }
+}
+
+impl GroupedGemmBackwardOps for Flex {
+    fn moe_grouped_gemm_weight(
+        x: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        segments: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let ([_, p], [_, q], [ends]) = (dims(&x), dims(&d_y), dims(&segments));
+        let (x, d_y, segments) = (contiguous(&x), contiguous(&d_y), contiguous(&segments));
+        with_float!(x.dtype(), T => {
+            let d_weight = grouped_gemm_weight_cpu::<T>(slice(&x), slice(&d_y), slice(&segments), Shape { p, q });
+            float(d_weight, [ends - 1, p, q])
+        })
+    }
+
+    fn moe_grouped_gemm_weight_into(
+        x: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        segments: IntTensor<Self>,
+        _: FloatTensor<Self>,
+        _: usize,
+    ) -> FloatTensor<Self> {
+        Self::moe_grouped_gemm_weight(x, d_y, segments)
+    }
+}
+
 /// Checks rows of this width, matrices and segments of one product.
 fn check(
     call: Call,
@@ -115,7 +203,7 @@ pub fn tile_rows<const D: usize>(x: &Tensor<D>) -> usize {
 
 /// The shape of the matrices of a group.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shape {
+struct Shape {
     /// Width of `x`.
     pub p: usize,
     /// Width of `y`.
@@ -123,7 +211,7 @@ pub(crate) struct Shape {
 }
 
 /// Computes `y[r, q]`; if `transposed`, the matrices are `[e, q, p]`.
-pub(crate) fn grouped_gemm_cpu<T: Element>(
+fn grouped_gemm_cpu<T: Element>(
     x: &[T],
     weight: &[T],
     segments: &[i32],
@@ -150,12 +238,7 @@ pub(crate) fn grouped_gemm_cpu<T: Element>(
 }
 
 /// Computes `dW[e, p, q]`.
-pub(crate) fn grouped_gemm_weight_cpu<T: Element>(
-    x: &[T],
-    d_y: &[T],
-    segments: &[i32],
-    Shape { p, q }: Shape,
-) -> Vec<T> {
+fn grouped_gemm_weight_cpu<T: Element>(x: &[T], d_y: &[T], segments: &[i32], Shape { p, q }: Shape) -> Vec<T> {
     check_segments(segments, x.len() / p);
     let write = |d_weight: &mut [MaybeUninit<T>]| {
         let list = segments.windows(2).zip(d_weight.chunks_mut(p * q)).map(|(borders, c)| {

@@ -3,9 +3,11 @@
 //! The units of a cube read adjacent vectors of a row, and each looks up its index once. Every output is written once.
 //! Only the gradient of a gate depends on other units: it sums one number per unit through shared memory.
 
+use super::{PermuteBackwardOps, PermuteOps};
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
@@ -15,32 +17,38 @@ use fused::cube::launch::{Elements, address_type, contiguous, empty, over_rows, 
 use fused::cube::offline::{KernelCase, buffer, float_cases};
 use fused::cube::rounded;
 
-pub(crate) fn permute(x: CubeTensor, source: CubeTensor) -> CubeTensor {
-    let ([n, d], [r], dtype) = (x.shape().dims(), source.shape().dims(), x.dtype);
-    if n == 0 {
-        return zeros_client(x.client.clone(), x.device.clone(), [r, d].into(), dtype);
+impl PermuteOps for CubeBackend {
+    fn moe_permute(x: CubeTensor, source: CubeTensor, _slot: CubeTensor) -> CubeTensor {
+        let ([n, d], [r], dtype) = (x.shape().dims(), source.shape().dims(), x.dtype);
+        if n == 0 {
+            return zeros_client(x.client.clone(), x.device.clone(), [r, d].into(), dtype);
+        }
+        let (x, source) = (into_contiguous(x), contiguous(source, DType::I32));
+        let rows = empty(&x, [r, d], dtype);
+        if r * d > 0 {
+            let vector = vector_size(&x.client, d, dtype);
+            let (count, dim) = over_rows(&x.client, r, d / vector);
+            permute_kernel::launch(
+                &x.client.clone(),
+                count,
+                dim,
+                address_type([&x, &rows]),
+                vector,
+                x.elements(),
+                source.elements(),
+                rows.clone().elements(),
+                n,
+                r,
+                d / vector,
+                dtype_to_elem_type(dtype),
+            );
+        }
+        rows
     }
-    let (x, source) = (into_contiguous(x), contiguous(source, DType::I32));
-    let rows = empty(&x, [r, d], dtype);
-    if r * d > 0 {
-        let vector = vector_size(&x.client, d, dtype);
-        let (count, dim) = over_rows(&x.client, r, d / vector);
-        permute_kernel::launch(
-            &x.client.clone(),
-            count,
-            dim,
-            address_type([&x, &rows]),
-            vector,
-            x.elements(),
-            source.elements(),
-            rows.clone().elements(),
-            n,
-            r,
-            d / vector,
-            dtype_to_elem_type(dtype),
-        );
+
+    fn moe_unpermute(y: CubeTensor, gates: CubeTensor, _source: CubeTensor, slot: CubeTensor) -> CubeTensor {
+        unpermute(y, Some(gates), slot)
     }
-    rows
 }
 
 /// `width` is that of a row in vectors.
@@ -71,7 +79,7 @@ fn permute_kernel<F: Float, V: Size>(
 }
 
 /// Without gates, all of them are 1: this is the backward of [`permute`].
-pub(crate) fn unpermute(y: CubeTensor, gates: Option<CubeTensor>, slot: CubeTensor) -> CubeTensor {
+fn unpermute(y: CubeTensor, gates: Option<CubeTensor>, slot: CubeTensor) -> CubeTensor {
     let ([r, d], [k, n], dtype) = (y.shape().dims(), slot.shape().dims(), y.dtype);
     if r == 0 {
         return zeros_client(y.client.clone(), y.device.clone(), [n, d].into(), dtype);
@@ -135,46 +143,53 @@ fn unpermute_kernel<F: Float, V: Size>(
     }
 }
 
-/// The gradients of rows and gates, in one pass over the rows: `slot` and `source` are inverses of each other.
-pub(crate) fn unpermute_backward(
-    y: CubeTensor,
-    gates: CubeTensor,
-    source: CubeTensor,
-    slot: CubeTensor,
-    d_y: CubeTensor,
-) -> (CubeTensor, CubeTensor) {
-    let ([r, d], [k, n], dtype) = (y.shape().dims(), slot.shape().dims(), y.dtype);
-    if r * d * k * n == 0 {
-        let zeros = |shape: [usize; 2], dtype| zeros_client(y.client.clone(), y.device.clone(), shape.into(), dtype);
-        return (zeros([r, d], dtype), zeros([k, n], DType::F32));
+impl PermuteBackwardOps for CubeBackend {
+    fn moe_permute_backward(d_x: CubeTensor, slot: CubeTensor) -> CubeTensor {
+        unpermute(d_x, None, slot)
     }
-    let (y, d_y, gates) = (into_contiguous(y), into_contiguous(d_y), contiguous(gates, DType::F32));
-    let (source, slot) = (contiguous(source, DType::I32), contiguous(slot, DType::I32));
-    let (d_rows, d_gates) = (empty(&y, [r, d], dtype), empty(&y, [k, n], DType::F32));
-    let vector = vector_size(&y.client, d, dtype);
-    let units = units(&y.client, d / vector);
-    let (count, _) = over_rows(&y.client, r, d / vector);
-    unpermute_backward_kernel::launch(
-        &y.client.clone(),
-        count,
-        CubeDim::new_1d(units as u32),
-        address_type([&y, &d_y]),
-        vector,
-        y.elements(),
-        gates.elements(),
-        source.elements(),
-        slot.elements(),
-        d_y.elements(),
-        d_rows.clone().elements(),
-        d_gates.clone().elements(),
-        n,
-        r,
-        n * k,
-        d / vector,
-        units,
-        dtype_to_elem_type(dtype),
-    );
-    (d_rows, d_gates)
+
+    /// The gradients of rows and gates, in one pass over the rows: `slot` and `source` are inverses of each other.
+    fn moe_unpermute_backward(
+        y: CubeTensor,
+        gates: CubeTensor,
+        source: CubeTensor,
+        slot: CubeTensor,
+        d_y: CubeTensor,
+    ) -> (CubeTensor, CubeTensor) {
+        let ([r, d], [k, n], dtype) = (y.shape().dims(), slot.shape().dims(), y.dtype);
+        if r * d * k * n == 0 {
+            let zeros =
+                |shape: [usize; 2], dtype| zeros_client(y.client.clone(), y.device.clone(), shape.into(), dtype);
+            return (zeros([r, d], dtype), zeros([k, n], DType::F32));
+        }
+        let (y, d_y, gates) = (into_contiguous(y), into_contiguous(d_y), contiguous(gates, DType::F32));
+        let (source, slot) = (contiguous(source, DType::I32), contiguous(slot, DType::I32));
+        let (d_rows, d_gates) = (empty(&y, [r, d], dtype), empty(&y, [k, n], DType::F32));
+        let vector = vector_size(&y.client, d, dtype);
+        let units = units(&y.client, d / vector);
+        let (count, _) = over_rows(&y.client, r, d / vector);
+        unpermute_backward_kernel::launch(
+            &y.client.clone(),
+            count,
+            CubeDim::new_1d(units as u32),
+            address_type([&y, &d_y]),
+            vector,
+            y.elements(),
+            gates.elements(),
+            source.elements(),
+            slot.elements(),
+            d_y.elements(),
+            d_rows.clone().elements(),
+            d_gates.clone().elements(),
+            n,
+            r,
+            n * k,
+            d / vector,
+            units,
+            dtype_to_elem_type(dtype),
+        );
+        (d_rows, d_gates)
+    }
 }
 
 /// The cube of row `r` writes the gradients of the row and of the gate of its assignment. Gates of assignments without

@@ -20,16 +20,22 @@
 //!
 //! Sums are in f32 and rounded once; gates and their gradient are f32.
 
+mod autodiff;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
 use super::dispatch::Dispatched;
 use super::route::check_indices;
-use crate::ops::MoeOps;
-use burn::backend::Dispatch;
+use super::slices::dims;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, Flex, backend_extension};
 use burn::tensor::{DType, Tensor};
+use cpu::{Element, written};
 use fused::check::Call;
-use fused::{Element, written};
+#[cfg(feature = "cubecl")]
+use fused::cube::specs::spec;
+use fused::slices::{contiguous, float, slice};
+use fused::with_float;
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
@@ -61,6 +67,89 @@ pub fn unpermute(y_rd: Tensor<2>, gates_kn: Tensor<2>, from: &Dispatched) -> Ten
     Tensor::from_dispatch(Dispatch::moe_unpermute(y_rd.into_dispatch(), gates_kn.into_dispatch(), source, slot))
 }
 
+/// Both directions, which the tape records.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait PermuteOps: Backend {
+    /// Maps `x_nd` to `x_rd`.
+    #[fusion(meta = |x, source, _| spec([source.shape[0], x.shape[1]], x.dtype))]
+    fn moe_permute(x: FloatTensor<Self>, source: IntTensor<Self>, slot: IntTensor<Self>) -> FloatTensor<Self>;
+
+    /// Maps `y_rd` and `gates_kn` to `y_nd`.
+    #[fusion(meta = |y, _, _, slot| spec([slot.shape[1], y.shape[1]], y.dtype))]
+    fn moe_unpermute(
+        y: FloatTensor<Self>,
+        gates: FloatTensor<Self>,
+        source: IntTensor<Self>,
+        slot: IntTensor<Self>,
+    ) -> FloatTensor<Self>;
+}
+
+/// Their gradients.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait PermuteBackwardOps: Backend {
+    /// Maps the gradient of `x_rd` to that of `x_nd`.
+    #[fusion(meta = |d_x, slot| spec([slot.shape[1], d_x.shape[1]], d_x.dtype))]
+    fn moe_permute_backward(d_x: FloatTensor<Self>, slot: IntTensor<Self>) -> FloatTensor<Self>;
+
+    /// Returns the gradients of `y_rd` and `gates_kn`.
+    #[fusion(meta = |y, gates, _, _, _| (y.clone(), gates.clone()))]
+    fn moe_unpermute_backward(
+        y: FloatTensor<Self>,
+        gates: FloatTensor<Self>,
+        source: IntTensor<Self>,
+        slot: IntTensor<Self>,
+        d_y: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}
+
+impl PermuteOps for Flex {
+    fn moe_permute(x: FloatTensor<Self>, source: IntTensor<Self>, slot: IntTensor<Self>) -> FloatTensor<Self> {
+        let ([n, d], [r]) = (dims(&x), dims(&source));
+        let (x, source, slot) = (contiguous(&x), contiguous(&source), contiguous(&slot));
+        check_places("permute", slice(&source), slice(&slot));
+        with_float!(x.dtype(), T => float(permute_cpu::<T>(slice(&x), slice(&source), n, d), [r, d]))
+    }
+
+    fn moe_unpermute(
+        y: FloatTensor<Self>,
+        gates: FloatTensor<Self>,
+        source: IntTensor<Self>,
+        slot: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let ([_, d], [_, n]) = (dims(&y), dims(&slot));
+        let (y, gates, source, slot) = (contiguous(&y), contiguous(&gates), contiguous(&source), contiguous(&slot));
+        check_places("unpermute", slice(&source), slice(&slot));
+        with_float!(y.dtype(), T => {
+            float(unpermute_cpu::<T>(slice(&y), Some(slice(&gates)), slice(&slot), n, d), [n, d])
+        })
+    }
+}
+
+impl PermuteBackwardOps for Flex {
+    fn moe_permute_backward(d_x: FloatTensor<Self>, slot: IntTensor<Self>) -> FloatTensor<Self> {
+        let ([_, d], [_, n]) = (dims(&d_x), dims(&slot));
+        let (d_x, slot) = (contiguous(&d_x), contiguous(&slot));
+        with_float!(d_x.dtype(), T => float(unpermute_cpu::<T>(slice(&d_x), None, slice(&slot), n, d), [n, d]))
+    }
+
+    fn moe_unpermute_backward(
+        y: FloatTensor<Self>,
+        gates: FloatTensor<Self>,
+        source: IntTensor<Self>,
+        slot: IntTensor<Self>,
+        d_y: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let ([r, d], [k, n]) = (dims(&y), dims(&slot));
+        let (y, gates, d_y) = (contiguous(&y), contiguous(&gates), contiguous(&d_y));
+        let (source, slot) = (contiguous(&source), contiguous(&slot));
+        with_float!(y.dtype(), T => {
+            let (source, slot) = (slice(&source), slice(&slot));
+            let (d_rows, d_gates) = unpermute_backward_cpu::<T>(slice(&y), slice(&gates), source, slot, slice(&d_y), d);
+            (float(d_rows, [r, d]), float(d_gates, [k, n]))
+        })
+    }
+}
+
 /// Checks rows of a width, and their places.
 fn check(call: Call, (argument, rows): (&str, &Tensor<2>), places: &Dispatched) {
     call.float(argument, rows.dtype());
@@ -73,7 +162,7 @@ fn check(call: Call, (argument, rows): (&str, &Tensor<2>), places: &Dispatched) 
 ///
 /// # Panics
 /// If an index is out of range.
-pub(crate) fn check_places(function: &str, source: &[i32], slot: &[i32]) {
+fn check_places(function: &str, source: &[i32], slot: &[i32]) {
     check_indices(function, "source", source, slot.len());
     check_indices(function, "slot", slot, source.len());
 }
@@ -81,7 +170,7 @@ pub(crate) fn check_places(function: &str, source: &[i32], slot: &[i32]) {
 /// Number of elements that justify a separate task.
 const TASK: usize = 16 * 1024;
 
-pub(crate) fn permute_cpu<T: Element>(x: &[T], source: &[i32], n: usize, d: usize) -> Vec<T> {
+fn permute_cpu<T: Element>(x: &[T], source: &[i32], n: usize, d: usize) -> Vec<T> {
     let write = |rows: &mut [MaybeUninit<T>]| {
         rows.par_chunks_mut(d).zip(source).with_min_len(TASK / d).for_each(|(row, source)| {
             if *source >= 0 {
@@ -96,7 +185,7 @@ pub(crate) fn permute_cpu<T: Element>(x: &[T], source: &[i32], n: usize, d: usiz
 }
 
 /// Without gates, all of them are 1: this is the backward of [`permute_cpu`].
-pub(crate) fn unpermute_cpu<T: Element>(y: &[T], gates: Option<&[f32]>, slot: &[i32], n: usize, d: usize) -> Vec<T> {
+fn unpermute_cpu<T: Element>(y: &[T], gates: Option<&[f32]>, slot: &[i32], n: usize, d: usize) -> Vec<T> {
     let mut tokens = vec![T::from_f32(0.0); n * d];
     tokens.par_chunks_mut(d).enumerate().with_min_len(TASK / d).for_each_init(
         || vec![0.0f32; d],
@@ -113,7 +202,7 @@ pub(crate) fn unpermute_cpu<T: Element>(y: &[T], gates: Option<&[f32]>, slot: &[
 }
 
 /// Returns the gradients of rows and gates.
-pub(crate) fn unpermute_backward_cpu<T: Element>(
+fn unpermute_backward_cpu<T: Element>(
     y: &[T],
     gates: &[f32],
     source: &[i32],

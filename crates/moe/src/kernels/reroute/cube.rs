@@ -16,41 +16,44 @@
 //! satisfy. The pick of the first unit is right after one round, that of the second after two. So there are at most as
 //! many rounds as units, and usually one.
 
-use super::RerouteRule;
+use super::{RerouteOps, RerouteRule};
 use crate::kernels::dispatch::{Order, cube::assignment};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use fused::cube::launch::{Elements, contiguous, empty, over_rows, units};
 #[cfg(feature = "offline")]
 use fused::cube::offline::{KernelCase, buffer};
 
-pub(crate) fn reroute(candidates: CubeTensor, rule: RerouteRule) -> CubeTensor {
-    let [c, n] = candidates.shape().dims();
-    let candidates = contiguous(candidates, DType::I32);
-    let experts = empty(&candidates, [rule.top_k, n], DType::I32);
-    if n > 0 {
-        let units = units(&candidates.client, n / rule.groups * rule.top_k);
-        let (count, dim) = over_rows(&candidates.client, rule.groups, units);
-        reroute_kernel::launch(
-            &candidates.client.clone(),
-            count,
-            dim,
-            candidates.elements(),
-            experts.clone().elements(),
-            n,
-            rule.groups,
-            rule.experts,
-            rule.top_k,
-            c,
-            rule.capacity.min(i32::MAX as usize) as i32,
-            rule.experts.next_power_of_two(),
-            units,
-            rule.order == Order::Choice,
-        );
+impl RerouteOps for CubeBackend {
+    fn moe_reroute(candidates: CubeTensor, rule: RerouteRule) -> CubeTensor {
+        let [c, n] = candidates.shape().dims();
+        let candidates = contiguous(candidates, DType::I32);
+        let experts = empty(&candidates, [rule.top_k, n], DType::I32);
+        if n > 0 {
+            let units = units(&candidates.client, n / rule.groups * rule.top_k);
+            let (count, dim) = over_rows(&candidates.client, rule.groups, units);
+            reroute_kernel::launch(
+                &candidates.client.clone(),
+                count,
+                dim,
+                candidates.elements(),
+                experts.clone().elements(),
+                n,
+                rule.groups,
+                rule.experts,
+                rule.top_k,
+                c,
+                rule.capacity.min(i32::MAX as usize) as i32,
+                rule.experts.next_power_of_two(),
+                units,
+                rule.order == Order::Choice,
+            );
+        }
+        experts
     }
-    experts
 }
 
 #[cube(launch)]

@@ -17,10 +17,17 @@ pub(crate) mod cube;
 
 use super::dispatch::Order;
 use super::route::check_assignments;
-use crate::ops::MoeOps;
-use burn::backend::Dispatch;
+use super::slices::{dims, int};
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
+use burn::backend::tensor::IntTensor;
+use burn::backend::{Backend, Dispatch, Flex, backend_extension};
+#[cfg(feature = "cubecl")]
+use burn::tensor::DType;
 use burn::tensor::{Int, Tensor};
 use fused::check::Call;
+#[cfg(feature = "cubecl")]
+use fused::cube::specs::spec;
+use fused::slices::{contiguous, slice};
 
 /// How [`reroute`] places assignments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +57,28 @@ pub fn reroute(candidates_cn: Tensor<2, Int>, rule: RerouteRule) -> Tensor<2, In
     Tensor::from_dispatch(Dispatch::moe_reroute(candidates_cn.into_dispatch(), rule))
 }
 
-pub(crate) fn reroute_cpu(candidates: &[i32], n: usize, rule: &RerouteRule) -> Vec<i32> {
+/// The operation. It has no gradient: under autodiff it is that of the backend below.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait RerouteOps: Backend {
+    /// Maps `candidates_cn` to `experts_kn`, with -1 if no candidate had room.
+    #[fusion(meta = |candidates, rule| spec([rule.top_k, candidates.shape[1]], DType::I32))]
+    fn moe_reroute(candidates: IntTensor<Self>, rule: RerouteRule) -> IntTensor<Self>;
+}
+
+impl RerouteOps for Flex {
+    fn moe_reroute(candidates: IntTensor<Self>, rule: RerouteRule) -> IntTensor<Self> {
+        let [_, n] = dims(&candidates);
+        int(reroute_cpu(slice(&contiguous(&candidates)), n, &rule), [rule.top_k, n])
+    }
+}
+
+impl<B: RerouteOps, C: CheckpointStrategy> RerouteOps for Autodiff<B, C> {
+    fn moe_reroute(candidates: IntTensor<Self>, rule: RerouteRule) -> IntTensor<Self> {
+        B::moe_reroute(candidates, rule)
+    }
+}
+
+fn reroute_cpu(candidates: &[i32], n: usize, rule: &RerouteRule) -> Vec<i32> {
     let (k, c, tokens) = (rule.top_k, candidates.len() / n.max(1), n / rule.groups.max(1));
     let wrong = candidates.iter().find(|expert| !(0..rule.experts as i32).contains(*expert));
     assert!(wrong.is_none(), "reroute: candidates has a {wrong:?}, expected experts below {}", rule.experts);

@@ -16,14 +16,18 @@
 //! experts_cn choice 0: t0 t1 t2 .. | choice 1: ..     choice-major: assignment p = j * n + t, first choices first
 //! ```
 
+mod autodiff;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
+mod flex;
 
 use crate::ScoreFunc;
-use crate::ops::MoeOps;
-use burn::backend::Dispatch;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{DType, Int, Tensor};
 use fused::check::Call;
+#[cfg(feature = "cubecl")]
+use fused::cube::specs::{spec, statistic};
 use rayon::prelude::*;
 
 /// How experts are chosen by their scores.
@@ -123,6 +127,48 @@ pub fn count(experts_kn: Tensor<2, Int>, groups: usize, e: usize) -> Tensor<2, I
     Tensor::from_dispatch(Dispatch::moe_count(experts_kn.into_dispatch(), groups, e))
 }
 
+/// The operations; the tape records scores and gates.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait RouteOps: Backend {
+    /// Maps `logits_ne` to `scores_ne`, both f32.
+    #[fusion(meta = |logits, _| logits.clone())]
+    fn moe_scores(logits: FloatTensor<Self>, func: ScoreFunc) -> FloatTensor<Self>;
+
+    /// Maps `scores_ne` and `bias_e` to the best `rule.candidates` experts of each token, `[c, n]` in i32, best first.
+    #[fusion(meta = |scores, _, rule| spec([rule.candidates, scores.shape[0]], DType::I32))]
+    fn moe_select(scores: FloatTensor<Self>, bias: FloatTensor<Self>, rule: SelectRule) -> IntTensor<Self>;
+
+    /// Maps `scores_ne` and `experts_kn` to `gates_kn` in f32.
+    #[fusion(meta = |_, experts, _| statistic(experts.shape.clone()))]
+    fn moe_gates(scores: FloatTensor<Self>, experts: IntTensor<Self>, rule: GateRule) -> FloatTensor<Self>;
+
+    /// Counts how many times each of `groups` sequences in `experts_kn` chose each of `e` experts, `[groups, e]` in
+    /// i32.
+    #[fusion(meta = |_, groups, e| spec([*groups, *e], DType::I32))]
+    fn moe_count(experts: IntTensor<Self>, groups: usize, e: usize) -> IntTensor<Self>;
+}
+
+/// Gradients of scores and gates.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Fusion: cfg(feature = "cubecl"))]
+pub(crate) trait RouteBackwardOps: Backend {
+    /// Maps `scores_ne` and their gradient to the gradient of the logits.
+    #[fusion(meta = |scores, _, _| scores.clone())]
+    fn moe_scores_backward(
+        scores: FloatTensor<Self>,
+        d_scores: FloatTensor<Self>,
+        func: ScoreFunc,
+    ) -> FloatTensor<Self>;
+
+    /// Returns the gradient of `scores_ne`.
+    #[fusion(meta = |scores, _, _, _| scores.clone())]
+    fn moe_gates_backward(
+        scores: FloatTensor<Self>,
+        experts: IntTensor<Self>,
+        d_gates: FloatTensor<Self>,
+        rule: GateRule,
+    ) -> FloatTensor<Self>;
+}
+
 /// Checks scores, or logits.
 fn check_scores(call: Call, argument: &str, scores_ne: &Tensor<2>) {
     call.dtype(argument, scores_ne.dtype(), DType::F32);
@@ -153,17 +199,17 @@ pub(crate) const TINY: f32 = 1e-20;
 /// Rows per task.
 const ROWS: usize = 256;
 
-pub(crate) fn scores_cpu(logits: &[f32], e: usize, func: ScoreFunc) -> Vec<f32> {
+fn scores_cpu(logits: &[f32], e: usize, func: ScoreFunc) -> Vec<f32> {
     let mut scores = vec![0.0; logits.len()];
     scores.par_chunks_mut(e * ROWS).zip(logits.par_chunks(e * ROWS)).for_each(|(scores, logits)| {
         for (scores, logits) in scores.chunks_exact_mut(e).zip(logits.chunks_exact(e)) {
             match func {
                 ScoreFunc::Sigmoid => {
-                    scores.iter_mut().zip(logits).for_each(|(s, x)| *s = 1.0 / (1.0 + fused::exp(-x)))
+                    scores.iter_mut().zip(logits).for_each(|(s, x)| *s = 1.0 / (1.0 + cpu::math::exp(-x)))
                 }
                 ScoreFunc::Softmax => {
                     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                    scores.iter_mut().zip(logits).for_each(|(s, x)| *s = fused::exp(x - max));
+                    scores.iter_mut().zip(logits).for_each(|(s, x)| *s = cpu::math::exp(x - max));
                     let sum: f32 = scores.iter().sum();
                     scores.iter_mut().for_each(|s| *s /= sum);
                 }
@@ -174,7 +220,7 @@ pub(crate) fn scores_cpu(logits: &[f32], e: usize, func: ScoreFunc) -> Vec<f32> 
 }
 
 /// The gradient of logits: `ds s (1 - s)` for sigmoid, `s (ds - sum(ds s))` for softmax.
-pub(crate) fn scores_backward_cpu(scores: &[f32], d_scores: &[f32], e: usize, func: ScoreFunc) -> Vec<f32> {
+fn scores_backward_cpu(scores: &[f32], d_scores: &[f32], e: usize, func: ScoreFunc) -> Vec<f32> {
     let mut d_logits = vec![0.0; scores.len()];
     let rows = d_logits.par_chunks_mut(e).zip(scores.par_chunks(e).zip(d_scores.par_chunks(e)));
     rows.with_min_len(ROWS).for_each(|(d_logits, (scores, d_scores))| {
@@ -189,7 +235,7 @@ pub(crate) fn scores_backward_cpu(scores: &[f32], d_scores: &[f32], e: usize, fu
     d_logits
 }
 
-pub(crate) fn select_cpu(scores: &[f32], bias: &[f32], e: usize, rule: &SelectRule) -> Vec<i32> {
+fn select_cpu(scores: &[f32], bias: &[f32], e: usize, rule: &SelectRule) -> Vec<i32> {
     let (n, c) = (scores.len() / e, rule.candidates);
     let mut by_token = vec![0; n * c];
     by_token.par_chunks_mut(c).zip(scores.par_chunks(e)).enumerate().with_min_len(ROWS).for_each_init(
@@ -269,7 +315,7 @@ fn largest(values: &[f32], places: &mut [i32]) {
     }
 }
 
-pub(crate) fn count_cpu(experts: &[i32], n: usize, groups: usize, e: usize) -> Vec<i32> {
+fn count_cpu(experts: &[i32], n: usize, groups: usize, e: usize) -> Vec<i32> {
     check_indices("count", "experts", experts, e);
     let mut counts = vec![0; groups * e];
     for (p, expert) in experts.iter().enumerate().filter(|(_, expert)| **expert >= 0) {
@@ -278,7 +324,7 @@ pub(crate) fn count_cpu(experts: &[i32], n: usize, groups: usize, e: usize) -> V
     counts
 }
 
-pub(crate) fn gates_cpu(scores: &[f32], experts: &[i32], e: usize, rule: &GateRule) -> Vec<f32> {
+fn gates_cpu(scores: &[f32], experts: &[i32], e: usize, rule: &GateRule) -> Vec<f32> {
     check_indices("gates", "experts", experts, e);
     let n = scores.len() / e;
     let mut gates = vec![0.0; experts.len()];
@@ -290,13 +336,7 @@ pub(crate) fn gates_cpu(scores: &[f32], experts: &[i32], e: usize, rule: &GateRu
     gates
 }
 
-pub(crate) fn gates_backward_cpu(
-    scores: &[f32],
-    experts: &[i32],
-    d_gates: &[f32],
-    e: usize,
-    rule: &GateRule,
-) -> Vec<f32> {
+fn gates_backward_cpu(scores: &[f32], experts: &[i32], d_gates: &[f32], e: usize, rule: &GateRule) -> Vec<f32> {
     let n = scores.len() / e;
     let mut d_scores = vec![0.0; scores.len()];
     for (token, (scores, d_scores)) in scores.chunks_exact(e).zip(d_scores.chunks_exact_mut(e)).enumerate() {

@@ -150,7 +150,7 @@ fn sixteen_bits_that_a_cpu_does_not_multiply_are_warned_of() {
         |param: &str| preset_with("gpt2", &[&format!("parallel.precision.param={param}")]).unwrap().warnings();
     assert_eq!(warnings("fp32"), Vec::<String>::new());
     assert!(warnings("fp16")[0].starts_with("this CPU multiplies fp16 in fp32"));
-    assert_eq!(warnings("bf16").is_empty(), fused::simd::multiplies_bf16());
+    assert_eq!(warnings("bf16").is_empty(), cpu::simd::multiplies_bf16());
 }
 
 /// Picks keys of a preset's configuration that may hold a number or null, and new numbers for them.

@@ -21,6 +21,8 @@ mod weight;
 mod weight_cmma;
 mod wgmma;
 
+use super::{GroupedGemmBackwardOps, GroupedGemmOps};
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use fused::cube::launch::{empty, part_or_empty};
@@ -32,40 +34,56 @@ pub use tier::{Tier, force_tier};
 /// Rows per tile on a GPU, in every tier.
 pub(super) const TILE: usize = 128;
 
-/// Computes `y_rq`.
-///
-/// # Panics
-/// If the forced tier cannot run here.
-pub(crate) fn grouped_gemm(x: CubeTensor, weight: CubeTensor, segments: CubeTensor, transposed: bool) -> CubeTensor {
-    let (x, weight, segments) = (into_contiguous(x), into_contiguous(weight), into_contiguous(segments));
-    let ([r, _], [_, rows, columns]) = (x.meta.shape().dims(), weight.meta.shape().dims());
-    let q = if transposed { rows } else { columns };
-    let y = empty(&x, [r, q], x.dtype);
-    if r * q == 0 {
-        return y;
-    }
-    let launch = |tier| match tier {
-        Tier::Simt => {
-            simt::launch(&x, &weight, &segments, &y, transposed);
-            Ok(())
+impl GroupedGemmOps for CubeBackend {
+    /// # Panics
+    /// If the forced tier cannot run here.
+    fn moe_grouped_gemm(x: CubeTensor, weight: CubeTensor, segments: CubeTensor, transposed: bool) -> CubeTensor {
+        let (x, weight, segments) = (into_contiguous(x), into_contiguous(weight), into_contiguous(segments));
+        let ([r, _], [_, rows, columns]) = (x.meta.shape().dims(), weight.meta.shape().dims());
+        let q = if transposed { rows } else { columns };
+        let y = empty(&x, [r, q], x.dtype);
+        if r * q == 0 {
+            return y;
         }
-        Tier::MultiLevel => multi_level::launch(&x, &weight, &segments, &y, transposed),
-        Tier::Wgmma => wgmma::launch(&x, &weight, &segments, &y, transposed),
-    };
-    match tier::forced() {
-        Some(tier) => launch(tier).unwrap_or_else(|why| panic!("grouped_gemm: tier {tier} cannot run here: {why}")),
-        // Products that cubek cannot plan run without tensor cores.
-        None if multi_level::is_fast(&x) => {
-            launch(Tier::MultiLevel).or_else(|_| launch(Tier::Simt)).expect("runs everywhere");
+        let launch = |tier| match tier {
+            Tier::Simt => {
+                simt::launch(&x, &weight, &segments, &y, transposed);
+                Ok(())
+            }
+            Tier::MultiLevel => multi_level::launch(&x, &weight, &segments, &y, transposed),
+            Tier::Wgmma => wgmma::launch(&x, &weight, &segments, &y, transposed),
+        };
+        match tier::forced() {
+            Some(tier) => launch(tier).unwrap_or_else(|why| panic!("grouped_gemm: tier {tier} cannot run here: {why}")),
+            // Products that cubek cannot plan run without tensor cores.
+            None if multi_level::is_fast(&x) => {
+                launch(Tier::MultiLevel).or_else(|_| launch(Tier::Simt)).expect("runs everywhere");
+            }
+            None => launch(Tier::Simt).expect("runs everywhere"),
         }
-        None => launch(Tier::Simt).expect("runs everywhere"),
+        y
     }
-    y
+}
+
+impl GroupedGemmBackwardOps for CubeBackend {
+    fn moe_grouped_gemm_weight(x: CubeTensor, d_y: CubeTensor, segments: CubeTensor) -> CubeTensor {
+        grouped_gemm_weight(x, d_y, segments, None)
+    }
+
+    fn moe_grouped_gemm_weight_into(
+        x: CubeTensor,
+        d_y: CubeTensor,
+        segments: CubeTensor,
+        flat: CubeTensor,
+        start: usize,
+    ) -> CubeTensor {
+        grouped_gemm_weight(x, d_y, segments, Some((flat, start)))
+    }
 }
 
 /// `dW_epq`, in the memory of the tensor `into` from that element on where there is one. [`Tier::Simt`] forces the
 /// kernel without tensor cores; the other tiers share theirs and fall back to it.
-pub(crate) fn grouped_gemm_weight(
+fn grouped_gemm_weight(
     x: CubeTensor,
     d_y: CubeTensor,
     segments: CubeTensor,

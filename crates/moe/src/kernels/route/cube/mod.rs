@@ -5,29 +5,82 @@
 
 mod select;
 
-pub(crate) use select::select_experts;
-
-use super::{GateRule, TINY};
+use super::{GateRule, RouteBackwardOps, RouteOps, SelectRule, TINY};
 use crate::ScoreFunc;
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use fused::cube::launch::{Elements, contiguous, empty, over_items, over_rows, units};
 #[cfg(feature = "offline")]
 use fused::cube::offline::{KernelCase, buffer};
+use select::select_experts;
 
-pub(crate) fn scores(logits: CubeTensor, func: ScoreFunc) -> CubeTensor {
-    let ([n, e], logits) = (logits.shape().dims(), contiguous(logits, DType::F32));
-    let scores = empty(&logits, [n, e], DType::F32);
-    if n > 0 {
-        let (count, dim) = over_items(&logits.client, n);
-        let client = logits.client.clone();
-        let (input, output) = (logits.elements(), scores.clone().elements());
-        route_scores_kernel::launch(&client, count, dim, input, output, n, e, func == ScoreFunc::Softmax);
+impl RouteOps for CubeBackend {
+    fn moe_scores(logits: CubeTensor, func: ScoreFunc) -> CubeTensor {
+        let ([n, e], logits) = (logits.shape().dims(), contiguous(logits, DType::F32));
+        let scores = empty(&logits, [n, e], DType::F32);
+        if n > 0 {
+            let (count, dim) = over_items(&logits.client, n);
+            let client = logits.client.clone();
+            let (input, output) = (logits.elements(), scores.clone().elements());
+            route_scores_kernel::launch(&client, count, dim, input, output, n, e, func == ScoreFunc::Softmax);
+        }
+        scores
     }
-    scores
+
+    fn moe_select(scores: CubeTensor, bias: CubeTensor, rule: SelectRule) -> CubeTensor {
+        select_experts(scores, bias, rule)
+    }
+
+    fn moe_gates(scores: CubeTensor, experts: CubeTensor, rule: GateRule) -> CubeTensor {
+        let ([n, e], [k, _]) = (scores.shape().dims(), experts.shape().dims::<2>());
+        let (scores, experts) = (contiguous(scores, DType::F32), contiguous(experts, DType::I32));
+        let gates = empty(&scores, [k, n], DType::F32);
+        if n > 0 {
+            let (count, dim) = over_items(&scores.client, n);
+            route_gates_kernel::launch(
+                &scores.client.clone(),
+                count,
+                dim,
+                scores.elements(),
+                experts.elements(),
+                gates.clone().elements(),
+                n,
+                e,
+                k,
+                rule.scale,
+                rule.normalise,
+            );
+        }
+        gates
+    }
+
+    fn moe_count(experts: CubeTensor, groups: usize, e: usize) -> CubeTensor {
+        let ([k, n], experts) = (experts.shape().dims(), contiguous(experts, DType::I32));
+        if n * k == 0 {
+            return zeros_client(experts.client.clone(), experts.device.clone(), [groups, e].into(), DType::I32);
+        }
+        let counts = empty(&experts, [groups, e], DType::I32);
+        let units = units(&experts.client, n / groups * k);
+        let (cubes, dim) = over_rows(&experts.client, groups, units);
+        route_count_kernel::launch(
+            &experts.client.clone(),
+            cubes,
+            dim,
+            experts.elements(),
+            counts.clone().elements(),
+            n,
+            k,
+            e,
+            groups,
+            e.next_power_of_two(),
+            units,
+        );
+        counts
+    }
 }
 
 #[cube(launch)]
@@ -58,25 +111,52 @@ fn route_scores_kernel(logits: &[f32], scores: &mut [f32], n: usize, e: usize, #
     }
 }
 
-pub(crate) fn scores_backward(scores: CubeTensor, d_scores: CubeTensor, func: ScoreFunc) -> CubeTensor {
-    let [n, e] = scores.shape().dims();
-    let (scores, d_scores) = (contiguous(scores, DType::F32), contiguous(d_scores, DType::F32));
-    let d_logits = empty(&scores, [n, e], DType::F32);
-    if n > 0 {
-        let (count, dim) = over_items(&scores.client, n);
-        route_scores_backward_kernel::launch(
-            &scores.client.clone(),
-            count,
-            dim,
-            scores.elements(),
-            d_scores.elements(),
-            d_logits.clone().elements(),
-            n,
-            e,
-            func == ScoreFunc::Softmax,
-        );
+impl RouteBackwardOps for CubeBackend {
+    fn moe_scores_backward(scores: CubeTensor, d_scores: CubeTensor, func: ScoreFunc) -> CubeTensor {
+        let [n, e] = scores.shape().dims();
+        let (scores, d_scores) = (contiguous(scores, DType::F32), contiguous(d_scores, DType::F32));
+        let d_logits = empty(&scores, [n, e], DType::F32);
+        if n > 0 {
+            let (count, dim) = over_items(&scores.client, n);
+            route_scores_backward_kernel::launch(
+                &scores.client.clone(),
+                count,
+                dim,
+                scores.elements(),
+                d_scores.elements(),
+                d_logits.clone().elements(),
+                n,
+                e,
+                func == ScoreFunc::Softmax,
+            );
+        }
+        d_logits
     }
-    d_logits
+
+    fn moe_gates_backward(scores: CubeTensor, experts: CubeTensor, d_gates: CubeTensor, rule: GateRule) -> CubeTensor {
+        let ([n, e], [k, _]) = (scores.shape().dims(), experts.shape().dims::<2>());
+        let (scores, d_gates) = (contiguous(scores, DType::F32), contiguous(d_gates, DType::F32));
+        let experts = contiguous(experts, DType::I32);
+        let d_scores = empty(&scores, [n, e], DType::F32);
+        if n > 0 {
+            let (count, dim) = over_items(&scores.client, n);
+            route_gates_backward_kernel::launch(
+                &scores.client.clone(),
+                count,
+                dim,
+                scores.elements(),
+                experts.elements(),
+                d_gates.elements(),
+                d_scores.clone().elements(),
+                n,
+                e,
+                k,
+                rule.scale,
+                rule.normalise,
+            );
+        }
+        d_scores
+    }
 }
 
 #[cube(launch)]
@@ -106,29 +186,6 @@ fn route_scores_backward_kernel(
         }
         token += CUBE_COUNT * CUBE_DIM as usize;
     }
-}
-
-pub(crate) fn gates(scores: CubeTensor, experts: CubeTensor, rule: GateRule) -> CubeTensor {
-    let ([n, e], [k, _]) = (scores.shape().dims(), experts.shape().dims::<2>());
-    let (scores, experts) = (contiguous(scores, DType::F32), contiguous(experts, DType::I32));
-    let gates = empty(&scores, [k, n], DType::F32);
-    if n > 0 {
-        let (count, dim) = over_items(&scores.client, n);
-        route_gates_kernel::launch(
-            &scores.client.clone(),
-            count,
-            dim,
-            scores.elements(),
-            experts.elements(),
-            gates.clone().elements(),
-            n,
-            e,
-            k,
-            rule.scale,
-            rule.normalise,
-        );
-    }
-    gates
 }
 
 #[cube(launch)]
@@ -182,36 +239,6 @@ fn score_sum(
     sum
 }
 
-pub(crate) fn gates_backward(
-    scores: CubeTensor,
-    experts: CubeTensor,
-    d_gates: CubeTensor,
-    rule: GateRule,
-) -> CubeTensor {
-    let ([n, e], [k, _]) = (scores.shape().dims(), experts.shape().dims::<2>());
-    let (scores, d_gates) = (contiguous(scores, DType::F32), contiguous(d_gates, DType::F32));
-    let experts = contiguous(experts, DType::I32);
-    let d_scores = empty(&scores, [n, e], DType::F32);
-    if n > 0 {
-        let (count, dim) = over_items(&scores.client, n);
-        route_gates_backward_kernel::launch(
-            &scores.client.clone(),
-            count,
-            dim,
-            scores.elements(),
-            experts.elements(),
-            d_gates.elements(),
-            d_scores.clone().elements(),
-            n,
-            e,
-            k,
-            rule.scale,
-            rule.normalise,
-        );
-    }
-    d_scores
-}
-
 /// Each unit owns its token's row: it sets the row to 0 and adds the gradients of the k chosen scores.
 #[cube(launch)]
 fn route_gates_backward_kernel(
@@ -249,30 +276,6 @@ fn route_gates_backward_kernel(
         }
         token += CUBE_COUNT * CUBE_DIM as usize;
     }
-}
-
-pub(crate) fn count(experts: CubeTensor, groups: usize, e: usize) -> CubeTensor {
-    let ([k, n], experts) = (experts.shape().dims(), contiguous(experts, DType::I32));
-    if n * k == 0 {
-        return zeros_client(experts.client.clone(), experts.device.clone(), [groups, e].into(), DType::I32);
-    }
-    let counts = empty(&experts, [groups, e], DType::I32);
-    let units = units(&experts.client, n / groups * k);
-    let (cubes, dim) = over_rows(&experts.client, groups, units);
-    route_count_kernel::launch(
-        &experts.client.clone(),
-        cubes,
-        dim,
-        experts.elements(),
-        counts.clone().elements(),
-        n,
-        k,
-        e,
-        groups,
-        e.next_power_of_two(),
-        units,
-    );
-    counts
 }
 
 /// The order of atomics does not change a sum of integers.

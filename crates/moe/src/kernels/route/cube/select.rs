@@ -21,7 +21,7 @@ use fused::cube::launch::{Elements, contiguous, empty, over_items, plane_units};
 use fused::cube::offline::{KernelCase, buffer};
 use fused::cube::plane;
 
-pub(crate) fn select_experts(scores: CubeTensor, bias: CubeTensor, rule: SelectRule) -> CubeTensor {
+pub(super) fn select_experts(scores: CubeTensor, bias: CubeTensor, rule: SelectRule) -> CubeTensor {
     let [n, e] = scores.shape().dims();
     let (scores, bias) = (contiguous(scores, DType::F32), contiguous(bias, DType::F32));
     let experts = empty(&scores, [rule.candidates, n], DType::I32);

@@ -1,0 +1,96 @@
+//! Views of the rows of attention heads where they lie in memory, at any distance from each other.
+
+use crate::element::Element;
+use crate::gemm::Matrix;
+
+/// The rows of heads of a `[b, heads, t, width]` tensor, in place. The elements of a row are contiguous.
+#[derive(Clone, Copy)]
+pub struct View<'a, T> {
+    data: &'a [T],
+    /// Strides from a sequence, a head and a position to the next.
+    strides: [usize; 3],
+    width: usize,
+}
+
+impl<'a, T: Element> View<'a, T> {
+    /// A view with these strides from a sequence, a head and a position to the next.
+    pub fn new(data: &'a [T], strides: [usize; 3], width: usize) -> Self {
+        Self { data, strides, width }
+    }
+
+    /// Returns the rows of one head in f32: in place, or copied to `wide`.
+    pub fn rows<'w>(&self, [b, head]: [usize; 2], t: usize, wide: &'w mut Vec<f32>) -> Matrix<'w, f32>
+    where
+        'a: 'w,
+    {
+        let data = &self.data[b * self.strides[0] + head * self.strides[1]..];
+        if let Some(data) = T::as_f32s(data) {
+            return Matrix { data, row_stride: self.strides[2], col_stride: 1 };
+        }
+        wide.resize(t * self.width, 0.0);
+        for (row, wide) in wide.chunks_exact_mut(self.width.max(1)).enumerate() {
+            T::widen(&data[row * self.strides[2]..][..self.width], wide);
+        }
+        Matrix::new(wide, self.width)
+    }
+
+    /// Returns one row.
+    pub fn row(&self, [b, head]: [usize; 2], row: usize) -> &'a [T] {
+        &self.data[b * self.strides[0] + head * self.strides[1] + row * self.strides[2]..][..self.width]
+    }
+}
+
+/// The same for memory to write; each task writes the rows of its own heads.
+#[derive(Clone, Copy)]
+pub struct Target<T> {
+    first: *mut T,
+    strides: [usize; 3],
+    width: usize,
+}
+
+// SAFETY: tasks write rows of different heads.
+unsafe impl<T: Element> Sync for Target<T> {}
+
+impl<T: Element> Target<T> {
+    /// A target with these strides from a sequence, a head and a position to the next.
+    ///
+    /// # Safety
+    /// All rows must lie in memory that is valid for writes while the target is used, and no two of them may overlap.
+    pub unsafe fn new(first: *mut T, strides: [usize; 3], width: usize) -> Self {
+        Self { first, strides, width }
+    }
+
+    /// Returns where to write a head's rows in f32, with the stride of rows: the target itself, or `wide`, from which
+    /// [`put`](Self::put) copies.
+    pub fn rows(&self, [b, head]: [usize; 2], t: usize, wide: &mut Vec<f32>) -> (*mut f32, usize) {
+        if T::IS_F32 {
+            return (self.place([b, head], 0).cast(), self.strides[2]);
+        }
+        wide.resize(t * self.width, 0.0);
+        (wide.as_mut_ptr(), self.width)
+    }
+
+    /// Rounds the rows in `wide` into the target, if they were written there.
+    pub fn put(&self, place: [usize; 2], wide: &[f32]) {
+        if !T::IS_F32 {
+            for (row, wide) in wide.chunks_exact(self.width.max(1)).enumerate() {
+                self.put_row(place, row, wide);
+            }
+        }
+    }
+
+    /// Writes one row.
+    pub fn put_row(&self, place: [usize; 2], row: usize, values: &[f32]) {
+        assert!(values.len() == self.width);
+        let to = self.place(place, row);
+        for (i, value) in values.iter().enumerate() {
+            // SAFETY: the row is in bounds, and only this task writes it.
+            unsafe { to.add(i).write(T::from_f32(*value)) }
+        }
+    }
+
+    fn place(&self, [b, head]: [usize; 2], row: usize) -> *mut T {
+        // SAFETY: the position is in bounds.
+        unsafe { self.first.add(b * self.strides[0] + head * self.strides[1] + row * self.strides[2]) }
+    }
+}
