@@ -1,7 +1,8 @@
 //! Context parallelism: rows are distributed for equal causal attention work, gathered in order, and circulated.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use comm::{ContextParallel, FirstError, SequenceRanks, TensorParallel, run_ranks};
+use comm::{ContextParallel, FirstError, SequenceRanks, TensorParallel};
+use test_kit::{floats, on_ranks};
 
 const T: usize = 16;
 
@@ -11,17 +12,12 @@ fn sequences() -> Tensor<3> {
     Tensor::from_data(TensorData::new(values, [2, T, 3]), &Device::flex())
 }
 
-fn floats(tensor: Tensor<3>) -> Vec<f32> {
-    tensor.into_data().iter::<f32>().collect()
-}
-
 #[test]
 fn ranks_have_every_row_once_and_as_many_pairs_of_a_query_and_a_key() {
-    let found = run_ranks(vec![Device::flex(); 4], comm::TIMEOUT, |comm| {
+    let found = on_ranks(4, |comm| {
         let cp = ContextParallel::new(comm, FirstError::default());
         Ok::<_, comm::CommError>(cp.chunks(T).into_iter().flatten().collect::<Vec<_>>())
     });
-    let found = found.unwrap();
     assert_eq!(found, [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]);
     let pairs = |rows: &Vec<usize>| rows.iter().map(|row| row + 1).sum::<usize>();
     assert!(found.iter().all(|rows| pairs(rows) == T * (T + 1) / 2 / 4));
@@ -31,7 +27,7 @@ fn ranks_have_every_row_once_and_as_many_pairs_of_a_query_and_a_key() {
 fn what_is_own_of_all_ranks_is_gathered_in_order_and_its_gradient_is_the_sum_of_the_ranks() {
     for (of_context, of_rows) in [(1, 1), (2, 1), (4, 1), (2, 2), (1, 4)] {
         let ranks = of_context * of_rows;
-        run_ranks(vec![Device::flex(); ranks], comm::TIMEOUT, move |comm| {
+        on_ranks(ranks, move |comm| {
             let first_error = FirstError::default();
             let rank = comm.rank();
             // Ranks of a context are `of_rows` apart; ranks that share rows are adjacent.
@@ -62,23 +58,21 @@ fn what_is_own_of_all_ranks_is_gathered_in_order_and_its_gradient_is_the_sum_of_
             let times = (1..=ranks).sum::<usize>() as f32;
             assert_eq!(floats(gradient), floats(own.inner() * times), "rank {rank}");
             first_error.check()
-        })
-        .unwrap();
+        });
     }
 }
 
 #[test]
 fn what_is_passed_on_goes_round() {
-    run_ranks(vec![Device::flex(); 3], comm::TIMEOUT, |comm| {
+    on_ranks(3, |comm| {
         let (rank, first_error) = (comm.rank(), FirstError::default());
         let cp = ContextParallel::new(comm, first_error.clone());
         let mut x = Tensor::<1>::full([2], rank as f32, &Device::flex());
         for step in 1..=3 {
             cp.send(x.clone());
             x = cp.recv_during(&[&x], || ()).0.remove(0);
-            assert_eq!(x.clone().into_data().iter::<f32>().collect::<Vec<_>>(), [((rank + 3 - step) % 3) as f32; 2]);
+            assert_eq!(floats(x.clone()), [((rank + 3 - step) % 3) as f32; 2]);
         }
         first_error.check()
-    })
-    .unwrap();
+    });
 }

@@ -1,7 +1,8 @@
 //! The collectives of tensor parallelism against the graph of a single rank: values and gradients of all inputs.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use comm::{FirstError, TensorParallel, part, run_ranks};
+use comm::{FirstError, TensorParallel, part};
+use test_kit::{floats, on_ranks};
 
 const B: usize = 2;
 const T: usize = 6;
@@ -14,10 +15,6 @@ fn numbers(seed: usize, shape: [usize; 3]) -> Tensor<3> {
     Tensor::from_data(TensorData::new(values.collect::<Vec<_>>(), shape), &Device::flex().autodiff()).require_grad()
 }
 
-fn values(tensor: Option<Tensor<3>>) -> Vec<f32> {
-    tensor.expect("a gradient").into_data().try_to_vec().expect("f32")
-}
-
 /// Returns `(x W1)^2 W2` and the gradients of its weighted sum by `x`, `W1` and `W2`. This rank has `columns` of the
 /// matrices and `rows` of each sequence.
 fn layer(tp: &TensorParallel, rows: std::ops::Range<usize>, columns: std::ops::Range<usize>) -> [Vec<f32>; 4] {
@@ -28,8 +25,8 @@ fn layer(tp: &TensorParallel, rows: std::ops::Range<usize>, columns: std::ops::R
     let y = tp.scatter(y);
     let weights = Tensor::from_inner(numbers(4, [B, T, D]).inner().slice([0..B, rows]));
     let mut gradients = (y.clone() * weights).sum().backward();
-    let [of_x, of_w1, of_w2] = [&x, &w1, &w2].map(|leaf| values(leaf.grad_remove(&mut gradients)));
-    [values(Some(y.inner())), of_x, of_w1, of_w2]
+    let [of_x, of_w1, of_w2] = [&x, &w1, &w2].map(|leaf| floats(leaf.grad_remove(&mut gradients).expect("a gradient")));
+    [floats(y.inner()), of_x, of_w1, of_w2]
 }
 
 /// Concatenates the ranks' parts of a tensor along a dimension.
@@ -40,21 +37,20 @@ fn whole(parts: Vec<Vec<f32>>, shape: [usize; 3], dim: usize) -> Vec<f32> {
         shape[dim] = part(shape[dim], rank, ranks).len();
         Tensor::<3>::from_data(TensorData::new(values, shape), &Device::flex())
     });
-    values(Some(Tensor::cat(tensors.collect(), dim)))
+    floats(Tensor::cat(tensors.collect(), dim))
 }
 
 #[test]
 fn a_layer_of_several_ranks_is_that_of_one() {
     let expected = layer(&TensorParallel::default(), 0..T, 0..H);
     for ranks in [1, 2, 3] {
-        let found = run_ranks(vec![Device::flex(); ranks], comm::TIMEOUT, move |comm| {
+        let found = on_ranks(ranks, move |comm| {
             let first_error = FirstError::default();
             let tp = TensorParallel::new(comm, first_error.clone());
             assert_eq!((tp.size(), tp.is_alone()), (ranks, ranks == 1));
             let found = layer(&tp, tp.part(T), tp.part(H));
             first_error.check().map(|()| found)
-        })
-        .unwrap();
+        });
         let of = |i: usize, shape, dim| whole(found.iter().map(|of| of[i].clone()).collect(), shape, dim);
         let found = [of(0, [B, T, D], 1), of(1, [B, T, D], 1), of(2, [1, D, H], 2), of(3, [1, H, D], 1)];
         for (found, expected) in found.iter().zip(&expected) {
@@ -66,7 +62,7 @@ fn a_layer_of_several_ranks_is_that_of_one() {
 
 #[test]
 fn a_lost_rank_is_an_error_and_no_panic() {
-    let errors = run_ranks(vec![Device::flex(); 2], comm::TIMEOUT, |comm| {
+    let errors = on_ranks(2, |comm| {
         if comm.rank() == 1 {
             return Ok(String::new()); // this rank leaves
         }
@@ -75,6 +71,5 @@ fn a_lost_rank_is_an_error_and_no_panic() {
         layer(&tp, tp.part(T), tp.part(H));
         Ok::<_, comm::CommError>(first_error.check().unwrap_err().to_string())
     });
-    let errors = errors.unwrap();
     assert!(errors[0].contains("rank 1"), "{errors:?}");
 }

@@ -1,12 +1,10 @@
 //! Broken files of every kind end in an error, or are read if the damage is harmless. They never cause a panic, nor an
 //! allocation that a number in the file dictates.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use data::{OpenOptions, PrepareOptions, Tokenizer, TokenizerSpec, open, prepare};
 use parquet::basic::Encoding;
@@ -15,43 +13,18 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use proptest::prelude::*;
-
-/// Records the largest single request since the last reset, because a wrong number asks for much at once.
-struct Largest;
-
-static LARGEST: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: all requests are forwarded to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Largest {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        LARGEST.fetch_max(size, Ordering::Relaxed);
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use test_kit::memory::{Counting, largest_block, restart};
 
 #[global_allocator]
-static ALLOCATOR: Largest = Largest;
+static ALLOCATOR: Counting = Counting;
 
+/// The largest single request that is accepted. A wrong number would ask for much at once.
 const MOST: usize = 64 << 20;
 
 /// Opens a source in a fresh cache, and reads a batch if it opens.
 fn try_source(source: &Path) {
     let cache = tempfile::tempdir().unwrap();
-    LARGEST.store(0, Ordering::Relaxed);
+    restart();
     for tokenizer in [None, Some(TokenizerSpec::Byte), Some(TokenizerSpec::Char)] {
         let options = OpenOptions { cache: Some(cache.path().into()), tokenizer, ..OpenOptions::default() };
         match open(source.to_str().unwrap(), &options) {
@@ -63,7 +36,7 @@ fn try_source(source: &Path) {
             Err(error) => assert!(error.to_string().len() > 20, "{error}"),
         }
     }
-    let largest = LARGEST.load(Ordering::Relaxed);
+    let largest = largest_block();
     assert!(largest < MOST, "{largest} bytes asked for at once");
 }
 
@@ -220,11 +193,11 @@ proptest! {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokenizer.json");
         fs::write(&path, damaged(fs::read(reference).unwrap(), &damage)).unwrap();
-        LARGEST.store(0, Ordering::Relaxed);
+        restart();
         if let Ok(tokenizer) = Tokenizer::open(&path) {
             _ = tokenizer.encode(&text).map(|tokens| tokenizer.decode(&tokens));
             tokenizer.decode(&[0, 499, 500, u32::MAX]);
         }
-        prop_assert!(LARGEST.load(Ordering::Relaxed) < MOST);
+        prop_assert!(largest_block() < MOST);
     }
 }

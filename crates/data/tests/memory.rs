@@ -1,42 +1,12 @@
 //! Limits of what a hostile file may cost: memory is counted while such files are read.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use data::{OpenOptions, open};
-
-/// Counts the bytes held, and their peak.
-struct Counting;
-
-static HELD: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
-
-fn took(bytes: usize) {
-    MOST.fetch_max(HELD.fetch_add(bytes, Ordering::Relaxed) + bytes, Ordering::Relaxed);
-}
-
-// SAFETY: all requests are forwarded to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        took(layout.size());
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        took(size);
-        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use test_kit::memory::{Counting, held, most_held, restart};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -48,10 +18,10 @@ static ALONE: Mutex<()> = Mutex::new(());
 fn opened(source: &Path) -> (String, usize) {
     let cache = tempfile::tempdir().unwrap();
     let options = OpenOptions { cache: Some(cache.path().into()), ..OpenOptions::default() };
-    let before = HELD.load(Ordering::Relaxed);
-    MOST.store(before, Ordering::Relaxed);
+    let before = held();
+    restart();
     let result = open(source.to_str().unwrap(), &options);
-    let most = MOST.load(Ordering::Relaxed) - before;
+    let most = most_held() - before;
     (result.map_or_else(|error| error.to_string(), |prepared| prepared.dataset.train_tokens().to_string()), most)
 }
 

@@ -3,7 +3,6 @@
 mod common;
 
 use burn::tensor::Device;
-use comm::run_ranks;
 use common::{
     Batch, CLIP, LR, STRATEGIES, all_train_as, config, global_batch, model, model_of, one_graph, sharded, units,
 };
@@ -11,7 +10,7 @@ use fsdp::{
     ActivationCheckpointing, Category, FloatType, Fsdp, FsdpConfig, FsdpError, Layout, Precision, Prefetch, Strategy,
     Wrap,
 };
-use std::time::Duration;
+use test_kit::on_ranks;
 
 #[test]
 fn every_strategy_on_any_number_of_ranks_trains_as_one_graph() {
@@ -127,13 +126,12 @@ fn an_overflow_of_fp16_changes_nothing_and_halves_the_scale() {
     let precision = Precision { param: FloatType::Fp16, reduce: FloatType::Fp16 };
     for strategy in [Strategy::Ddp, Strategy::FullShard, Strategy::Block] {
         let (config, model, batch) = (FsdpConfig { precision, ..config(strategy) }, model.clone(), batch.clone());
-        let reports = run_ranks(vec![Device::flex(); 2], Duration::from_secs(60), move |comm| {
+        let reports = on_ranks(2, move |comm| {
             let mut fsdp = Fsdp::new(units(model.clone()), comm, config.clone())?;
             // With the initial scale of 65536, the gradients of this loss exceed 65504, the largest fp16 value.
             let large = Batch { x: batch.x.clone() * 3.0, target: batch.target.clone() * 100.0 };
             (0..20).map(|_| fsdp.train_step(std::slice::from_ref(&large), LR)).collect::<Result<Vec<_>, FsdpError>>()
-        })
-        .unwrap();
+        });
         let reports = &reports[0];
         assert!(reports[0].skipped, "the first step overflows");
         assert!(reports.iter().filter(|report| !report.skipped).count() >= 10, "a scale that fits is found");
@@ -151,14 +149,13 @@ fn ranks_that_were_given_different_models_or_batches_all_get_an_error() {
     for strategy in [Strategy::Ddp, Strategy::FullShard] {
         let errors = |own_models: bool, batches: [usize; 2]| {
             let (models, batch) = (models.clone(), batch.clone());
-            run_ranks(vec![Device::flex(); 2], Duration::from_secs(60), move |comm| {
+            on_ranks(2, move |comm| {
                 let rank = comm.rank();
                 let model = models[if own_models { rank } else { 0 }].clone();
                 let step = |mut fsdp: Fsdp<Batch>| fsdp.train_step(&vec![batch.clone(); batches[rank]], LR);
                 let result = Fsdp::new(units(model), comm, config(strategy)).and_then(step);
                 Ok::<_, FsdpError>(result.err().map(|error| error.to_string()).unwrap_or_default())
             })
-            .unwrap()
         };
         let all_contain = |errors: Vec<String>, part: &str| {
             assert!(errors.iter().all(|error| error.contains(part)), "{errors:?}");

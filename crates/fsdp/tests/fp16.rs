@@ -3,9 +3,8 @@
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor};
-use comm::run_ranks;
 use fsdp::{FloatType, Fsdp, FsdpConfig, FsdpError, NonFinite, PipelineConfig, Precision, Strategy, Units};
-use std::time::Duration;
+use test_kit::on_ranks;
 
 /// Creates two layers whose loss is finite and whose gradient is NaN.
 fn units() -> Units<Tensor<3>> {
@@ -30,12 +29,11 @@ fn a_gradient_that_is_no_number_at_scale_one_is_not_finite() {
     {
         let pipeline = PipelineConfig { stages, ..PipelineConfig::default() };
         let config = FsdpConfig { pipeline, strategy, precision, ..FsdpConfig::default() };
-        let reports = run_ranks(vec![Device::flex(); 2], Duration::from_secs(60), move |comm| {
+        let reports = on_ranks(2, move |comm| {
             let batch = Tensor::<3>::ones([2, 4, 8], comm.device());
             let mut fsdp = Fsdp::new(units(), comm, config.clone())?;
             (0..20).map(|_| fsdp.train_step(std::slice::from_ref(&batch), 0.1)).collect::<Result<Vec<_>, FsdpError>>()
-        })
-        .unwrap();
+        });
         for (step, report) in reports[0].iter().enumerate() {
             let same = report.loss.is_finite() && report.loss == reports[0][0].loss;
             assert!(report.skipped && same, "{strategy:?}, step {step}: {report:?}");
@@ -60,7 +58,7 @@ fn a_sum_over_ranks_beyond_fp16_is_no_overflow() {
     ] {
         let precision = Precision { param: FloatType::Fp32, reduce: FloatType::Fp16 };
         let config = FsdpConfig { strategy, precision, dp_replicate, cpu_offload, ..FsdpConfig::default() };
-        let reports = run_ranks(vec![Device::flex(); 8], Duration::from_secs(60), move |comm| {
+        let reports = on_ranks(8, move |comm| {
             let (mut units, device) = (Units::new(), Device::flex());
             let constant = Initializer::Constant { value: 0.1 };
             let linear = || LinearConfig::new(8, 8).with_bias(false).with_initializer(constant.clone()).init(&device);
@@ -70,8 +68,7 @@ fn a_sum_over_ranks_beyond_fp16_is_no_overflow() {
             units.last(last, |of: &Linear, x, _| x.mean() + of.weight.val().sum() * 0.6);
             let mut fsdp = Fsdp::new(units, comm, config.clone())?;
             fsdp.train_step(&[Tensor::<3>::ones([1, 2, 8], &device)], 1e-3)
-        })
-        .unwrap();
+        });
         // The norm of 64 gradients, each with the mean 0.6 over ranks.
         let (report, norm) = (&reports[0], 0.6 * 8.0);
         let case = format!("{strategy:?}, copies: {dp_replicate:?}, offloaded: {cpu_offload}");
@@ -99,7 +96,7 @@ fn a_parameter_that_is_kept_fp32_is_not_rounded() {
     ] {
         let precision = Precision { param: FloatType::Bf16, reduce: FloatType::Bf16 };
         let config = FsdpConfig { strategy, precision, ..FsdpConfig::default() };
-        let losses = run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), move |comm| {
+        let losses = on_ranks(ranks, move |comm| {
             let (mut units, device) = (Units::new(), Device::flex());
             let constant = |value| Initializer::Constant { value };
             let linear = || LinearConfig::new(8, 8).with_bias(false).with_initializer(constant(0.1)).init(&device);
@@ -121,8 +118,7 @@ fn a_parameter_that_is_kept_fp32_is_not_rounded() {
                 fsdp.train_step_with(&batch, &[1.0], 1e-3, Vec::new, Some(&mut move_bias)).map(|report| report.loss)
             };
             (0..5).map(|_| step(&mut fsdp)).collect::<Result<Vec<f64>, FsdpError>>()
-        })
-        .unwrap();
+        });
         for (step, loss) in losses[0].iter().enumerate() {
             let expected = 0.3 + 0.001 * step as f64;
             assert!((loss - expected).abs() < 1e-6, "{strategy:?}, step {step}: {loss}, not {expected}");

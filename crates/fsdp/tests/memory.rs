@@ -3,31 +3,13 @@
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use comm::{Communicator, run_ranks};
+use comm::Communicator;
 use fsdp::{
     ActivationCheckpointing, CallBytes, Category, FloatType, ForecastRun, Fsdp, FsdpConfig, FsdpError, Memory,
     PipelineConfig, Precision, Strategy, Units, Wrap,
 };
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicIsize, Ordering};
-use std::time::Duration;
-
-static LIVE: AtomicIsize = AtomicIsize::new(0);
-
-struct Counting;
-
-// SAFETY: every call is passed on unchanged to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE.fetch_add(layout.size() as isize, Ordering::Relaxed);
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size() as isize, Ordering::Relaxed);
-        unsafe { System.dealloc(block, layout) }
-    }
-}
+use test_kit::memory::{Counting, held};
+use test_kit::on_ranks;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -38,7 +20,7 @@ const MICRO_BATCHES: usize = 3;
 const BATCH_BYTES: usize = 8 * 16 * WIDTH * 4;
 
 fn live() -> isize {
-    LIVE.load(Ordering::Relaxed)
+    held() as isize
 }
 
 /// A stack of matrices, of which a rank may hold a part.
@@ -90,7 +72,7 @@ fn units() -> Units<Tensor<3>> {
 fn train(config: &FsdpConfig, ranks: usize) -> (Vec<Memory>, isize) {
     let device = Device::flex();
     let (config, x) = (config.clone(), Tensor::<3>::random([8, 16, WIDTH], Distribution::Default, &device));
-    let results = run_ranks(vec![device; ranks], Duration::from_secs(60), move |comm| {
+    let results = on_ranks(ranks, move |comm| {
         let (barrier, steps) = (comm.clone(), |comm: Communicator| {
             let units = if config.ep > 1 { units_with_experts() } else { units() };
             let mut fsdp = Fsdp::new(units, comm, config.clone())?;
@@ -108,8 +90,7 @@ fn train(config: &FsdpConfig, ranks: usize) -> (Vec<Memory>, isize) {
         let grown = live() - before;
         barrier.barrier()?;
         Ok::<_, FsdpError>((fsdp.memory(), grown))
-    })
-    .unwrap();
+    });
     (results.iter().map(|(memory, _)| *memory).collect(), results[0].1)
 }
 

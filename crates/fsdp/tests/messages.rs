@@ -3,12 +3,11 @@
 mod common;
 
 use burn::tensor::Device;
-use comm::run_ranks;
 use common::{LR, STRATEGIES, config, global_batch, model, units};
 use fsdp::{ActivationCheckpointing, Fsdp, FsdpConfig, FsdpError, PipelineConfig, Schedule, Strategy};
 use std::collections::BTreeMap;
 use std::sync::mpsc;
-use std::time::Duration;
+use test_kit::on_ranks;
 
 /// One message compares the numbers of micro-batches; the other carries losses, norms and the caller's numbers.
 const MESSAGES: u64 = 2;
@@ -21,7 +20,7 @@ fn a_step_takes_two_messages_of_all_ranks_whatever_the_layout() {
     let pipeline = FsdpConfig { pipeline: two, ..config(Strategy::FullShard) };
     for config in STRATEGIES.map(config).into_iter().chain([pipeline]) {
         let (model, batch, of_ranks) = (model.clone(), batch.clone(), config.clone());
-        let found = run_ranks(vec![Device::flex(); 4], Duration::from_secs(60), move |comm| {
+        let found = on_ranks(4, move |comm| {
             let rank = comm.rank();
             let mut fsdp = Fsdp::new(units(model.clone()), comm, of_ranks.clone())?;
             let messages = |fsdp: &Fsdp<_>| fsdp.traffic_by_axes()["world"].0["all_reduce"].calls;
@@ -33,8 +32,7 @@ fn a_step_takes_two_messages_of_all_ranks_whatever_the_layout() {
             };
             let report = fsdp.train_step_with(std::slice::from_ref(&batch), &[1.0], LR, numbers, Some(&mut keep))?;
             Ok::<_, FsdpError>((messages(&fsdp) - before, report.sums, given))
-        })
-        .unwrap();
+        });
         for found in found {
             assert_eq!(found, (MESSAGES, vec![6.0, 4.0], vec![6.0, 4.0]), "{config:?}");
         }
@@ -52,7 +50,7 @@ fn a_watch_sees_all_of_a_steps_work() {
     let again = FsdpConfig { activation_checkpointing: ActivationCheckpointing::Full, ..config(Strategy::Zero1) };
     for config in STRATEGIES.map(config).into_iter().chain(pipelines).chain([again]) {
         let (model, batch, of_ranks) = (model.clone(), batch.clone(), config.clone());
-        let found = run_ranks(vec![Device::flex(); 4], Duration::from_secs(60), move |comm| {
+        let found = on_ranks(4, move |comm| {
             let mut fsdp = Fsdp::new(units(model.clone()), comm, of_ranks.clone())?;
             let (sender, told) = mpsc::channel();
             fsdp.watch(move |done, all| sender.send((done, all)).expect("somebody listens"));
@@ -61,7 +59,7 @@ fn a_watch_sees_all_of_a_steps_work() {
             fsdp.evaluate(&mine, &[1.0; 4])?;
             Ok::<_, FsdpError>(told.try_iter().collect::<Vec<_>>())
         });
-        for told in found.unwrap() {
+        for told in found {
             let all = told.first().map_or(0, |(_, all)| *all);
             assert!(told.is_sorted() && told.iter().all(|(_, of)| *of == all), "{config:?}: {told:?}");
             assert_eq!(told.last().map(|(done, _)| *done), (all > 0).then_some(all), "{config:?}");
@@ -73,7 +71,7 @@ fn a_watch_sees_all_of_a_steps_work() {
 fn of_a_step(ranks: usize, micro_batches: usize) -> BTreeMap<&'static str, [u64; 2]> {
     let device = Device::flex();
     let (model, batch) = (model(&device), global_batch(&device));
-    let found = run_ranks(vec![device; ranks], Duration::from_secs(60), move |comm| {
+    let mut found = on_ranks(ranks, move |comm| {
         let mut fsdp = Fsdp::new(units(model.clone()), comm, config(Strategy::FullShard))?;
         let mine = vec![batch.part(0..1); micro_batches];
         fsdp.train_step(&mine, LR)?;
@@ -86,7 +84,7 @@ fn of_a_step(ranks: usize, micro_batches: usize) -> BTreeMap<&'static str, [u64;
         let steps: BTreeMap<_, _> = fsdp.traffic().0.into_iter().map(since).collect();
         Ok::<_, FsdpError>(steps.into_iter().filter(|(_, [calls, _])| *calls > 0).collect())
     });
-    found.unwrap().swap_remove(0)
+    found.swap_remove(0)
 }
 
 /// Under `full_shard`, with C calls of U units and M micro-batches: each call gathers its unit in the forward and,

@@ -2,10 +2,9 @@
 
 mod common;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use comm::run_ranks;
 use common::{
     Batch, Curve, LR, Model, STEPS, STRATEGIES, WIDTH, all_train_as, config, global_batch, model, named_units,
     one_graph, units,
@@ -14,7 +13,7 @@ use fsdp::{
     ActivationCheckpointing, AdamW, Fsdp, FsdpConfig, FsdpError, PipelineConfig, Prefetch, Schedule, Strategy, Units,
     Wrap,
 };
-use std::time::Duration;
+use test_kit::{Values, moved, on_ranks};
 
 /// Three ranks share eight sequences in micro-batches of at most three; one of them has only one micro-batch with a
 /// weight.
@@ -28,15 +27,14 @@ fn micro_batches_count_by_their_labels() {
     for strategy in [Strategy::Ddp, Strategy::Zero1, Strategy::ShardGradOp, Strategy::FullShard] {
         let (model, batch) = (model.clone(), batch.clone());
         let shares = shares.clone();
-        let curves = run_ranks(vec![Device::flex(); 3], Duration::from_secs(60), move |comm| {
+        let curves = on_ranks(3, move |comm| {
             let mut fsdp = Fsdp::new(units(model.clone()), comm, config(strategy))?;
             let (rank, _) = fsdp.data_parallel();
             let mine: Vec<Batch> = shares[rank].iter().map(|range| batch.part(range.clone())).collect();
             let step = |fsdp: &mut Fsdp<Batch>| fsdp.train_step_with(&mine, &weights[rank], LR, Vec::new, None);
             let steps = (0..STEPS).map(|_| step(&mut fsdp).map(|of| [of.loss, of.grad_norm, of.aux_loss]));
             steps.collect::<Result<Curve, FsdpError>>()
-        })
-        .unwrap();
+        });
         for curve in curves {
             for (found, expected) in curve.iter().zip(&expected) {
                 for (found, expected) in found.iter().zip(expected) {
@@ -117,7 +115,7 @@ fn copies_that_are_not_the_same_are_found() {
         (config(Strategy::FullShard), 4, 1, 1, None),
     ] {
         let (model, batch) = (model.clone(), batch.clone());
-        let found = run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), move |comm| {
+        let found = on_ranks(ranks, move |comm| {
             let rank = comm.rank();
             let (units, ..) = named_units(model.clone());
             let mut fsdp = Fsdp::new(units, comm, config.clone())?;
@@ -129,8 +127,7 @@ fn copies_that_are_not_the_same_are_found() {
                 fsdp.add_to_parameter("block 0.up.bias", &[1e-7; 40]);
             }
             Ok::<_, FsdpError>([before, fsdp.state().copies].map(fsdp::Copies::digests))
-        })
-        .unwrap();
+        });
         let compare = |i: usize| fsdp::compare_copies(found.iter().map(|of_rank| &of_rank[i][..]));
         assert!(compare(0).is_ok(), "they are the same, even read after the next change");
         match expected {
@@ -157,7 +154,7 @@ fn moves(
     ranks: usize,
 ) -> Vec<Vec<f32>> {
     let (model, batch, config) = (model.clone(), batch.clone(), config.clone());
-    let moves = run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), move |comm| {
+    let moves = on_ranks(ranks, move |comm| {
         let (units, ends, blocks) = named_units(model.clone());
         let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
         let mut fsdp = Fsdp::new(units, comm, FsdpConfig { adamw, clip_grad_norm: None, ..config.clone() })?;
@@ -167,34 +164,22 @@ fn moves(
         let batches: Vec<Batch> = mine.iter().map(|(from, to)| batch.part(*from..*to)).collect();
         let weights: Vec<f64> = mine.iter().map(|(from, to)| (to - from) as f64).collect();
         let parameters = |fsdp: &Fsdp<Batch>| {
-            let mut flat = Flat(vec![]);
-            fsdp.gather(ends)?.visit(&mut flat);
-            blocks.iter().try_for_each(|block| fsdp.gather(*block).map(|block| block.visit(&mut flat)))?;
-            Ok::<_, FsdpError>(flat.0)
+            let mut values = Values::default();
+            fsdp.gather(ends)?.visit(&mut values);
+            blocks.iter().try_for_each(|block| fsdp.gather(*block).map(|block| block.visit(&mut values)))?;
+            Ok::<_, FsdpError>(values.in_order())
         };
         let (mut before, mut moves) = (parameters(&fsdp)?, vec![]);
         for _ in 0..3 {
             fsdp.train_step_with(&batches, &weights, 1e3, Vec::new, None)?;
             let after = parameters(&fsdp)?;
-            let moved = before.iter().zip(&after);
-            moves.push(
-                moved.flat_map(|(before, after)| before.iter().zip(after).map(|(b, a)| a - b)).collect::<Vec<f32>>(),
-            );
+            moves.push(moved(&before, &after).concat());
             before = after;
         }
         Ok::<_, FsdpError>(moves)
-    })
-    .unwrap();
+    });
     assert!(moves.iter().all(|of_rank| *of_rank == moves[0]), "every rank gathers the same");
     moves.into_iter().next().unwrap()
-}
-
-struct Flat(Vec<Vec<f32>>);
-
-impl ModuleVisitor for Flat {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0.push(param.val().into_data().iter::<f32>().collect());
-    }
 }
 
 #[test]
@@ -267,7 +252,7 @@ fn a_unit_without_parameters_is_called_and_compared_as_any_other() {
     let losses: Vec<f64> = all
         .map(|config| {
             let (linear, device) = (linear.clone(), device.clone());
-            let losses = run_ranks(vec![Device::flex(); 4], Duration::from_secs(60), move |comm| {
+            let losses = on_ranks(4, move |comm| {
                 let mut units = Units::<Tensor<3>>::new();
                 let first = units.add("first", linear.init(&device));
                 units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone()));
@@ -280,7 +265,7 @@ fn a_unit_without_parameters_is_called_and_compared_as_any_other() {
                 fsdp.train_step(&batches, LR)?;
                 fsdp.train_step(&batches, LR).map(|report| report.loss)
             });
-            losses.unwrap()[0]
+            losses[0]
         })
         .collect();
     assert!(losses.iter().all(|loss| (loss - losses[0]).abs() < 1e-6 * losses[0]), "{losses:?}");

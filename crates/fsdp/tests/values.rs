@@ -3,13 +3,13 @@
 mod common;
 
 use burn::tensor::Device;
-use comm::{Communicator, Cut, run_ranks};
+use comm::Cut;
 use common::{Batch, LR, Model, STRATEGIES, config, global_batch, model, units};
 use fsdp::{Fsdp, FsdpConfig, FsdpError, Part, PartValues, State, Strategy, Units, Unloaded};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use test_kit::on_ranks;
 
 /// Number of elements per parameter that ranks compare.
 const PROBE: usize = 64;
@@ -34,13 +34,6 @@ fn sizes(model: &Model) -> (Vec<usize>, usize) {
     (layout.params().iter().map(|param| param.shape.iter().product()).collect(), layout.len())
 }
 
-fn on_ranks<T: Send + 'static>(
-    ranks: usize,
-    run: impl Fn(Communicator) -> Result<T, FsdpError> + Send + Sync + 'static,
-) -> Vec<T> {
-    run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), run).unwrap()
-}
-
 #[test]
 fn all_ranks_together_draw_what_they_hold_once() {
     let model = model(&Device::flex());
@@ -52,7 +45,7 @@ fn all_ranks_together_draw_what_they_hold_once() {
             let (mut units, count) = drawn(&model);
             units.tensor_parallel(|name| name.ends_with("up.weight").then_some(Cut::COLUMNS));
             Fsdp::new(units, comm, config.clone())?;
-            Ok(count.load(Ordering::Relaxed))
+            Ok::<_, FsdpError>(count.load(Ordering::Relaxed))
         })
     };
     for (strategy, copies) in
@@ -108,7 +101,7 @@ fn a_model_that_is_loaded_draws_nothing_and_goes_on_as_if_it_had_not_stopped() {
             let (units, count) = drawn(&model);
             let unloaded = Unloaded::new(units, comm, config(strategy))?;
             let mut again = unloaded.load_state(state.progress, &mut |wanted| kept.lock().unwrap().read(wanted))?;
-            Ok((on, [step(&mut again)?, step(&mut again)?], count.load(Ordering::Relaxed)))
+            Ok::<_, FsdpError>((on, [step(&mut again)?, step(&mut again)?], count.load(Ordering::Relaxed)))
         });
         for (on, again, count) in runs {
             assert_eq!((on, count), (again, 0), "{strategy:?}");
@@ -130,7 +123,7 @@ fn a_part_that_is_not_there_is_an_error() {
             false => Ok(PartValues { param: vec![0.0; wanted.range.len()], moments: None }),
         })?;
         let short = load(&mut |_| Ok(PartValues { param: vec![0.0; 1], moments: None }))?;
-        Ok([missing, short].map(Option::unwrap))
+        Ok::<_, FsdpError>([missing, short].map(Option::unwrap))
     });
     assert!(errors[0][0].contains("block 1.") && errors[0][0].contains("is not there"), "{errors:?}");
     assert!(errors[0][1].contains("1 values for a part of"), "{errors:?}");

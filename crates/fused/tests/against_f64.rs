@@ -3,20 +3,16 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use proptest::prelude::*;
+use test_kit::{Random, assert_close, largest};
 
 /// The naive form of an operation: from flat inputs to the flat output.
 type Naive<'a> = &'a dyn Fn(&[Vec<f64>]) -> Vec<f64>;
 
 /// Compares output and gradients of `op` with `naive`, for inputs of these `shapes`. It does so for f32, and for bf16
 /// and f16, whose results may be off by one rounding. All numbers are representable in bf16.
-fn check(
-    shapes: &[Vec<usize>],
-    seed: u64,
-    naive: Naive,
-    op: &dyn Fn(&[Tensor<1>]) -> Tensor<1>,
-) -> Result<(), TestCaseError> {
+fn check(shapes: &[Vec<usize>], seed: u64, naive: Naive, op: &dyn Fn(&[Tensor<1>]) -> Tensor<1>) {
     let tolerances = [(DType::F32, 3e-5), (DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-10))];
-    check_for(&tolerances, shapes, seed, naive, op)
+    check_for(&tolerances, shapes, seed, naive, op);
 }
 
 /// The same for these dtypes, each with its tolerance.
@@ -26,12 +22,12 @@ fn check_for(
     seed: u64,
     naive: Naive,
     op: &dyn Fn(&[Tensor<1>]) -> Tensor<1>,
-) -> Result<(), TestCaseError> {
+) {
     let mut random = Random(seed);
     let inputs: Vec<Vec<f64>> =
-        shapes.iter().map(|shape| (0..shape.iter().product()).map(|_| random.next()).collect()).collect();
+        shapes.iter().map(|shape| (0..shape.iter().product()).map(|_| draw(&mut random)).collect()).collect();
     let expected = naive(&inputs);
-    let cotangent: Vec<f64> = expected.iter().map(|_| random.next()).collect();
+    let cotangent: Vec<f64> = expected.iter().map(|_| draw(&mut random)).collect();
     let objective = |inputs: &[Vec<f64>]| naive(inputs).iter().zip(&cotangent).map(|(y, c)| y * c).sum::<f64>();
 
     for &(dtype, tolerance) in tolerances {
@@ -42,7 +38,7 @@ fn check_for(
         let leaves: Vec<Tensor<1>> = inputs.iter().map(|values| tensor(values).autodiff().require_grad()).collect();
         let output = op(&leaves);
         let gradients = (output.clone() * tensor(&cotangent).cast(output.dtype()).autodiff()).sum().backward();
-        close("output", &values(output), &expected, tolerance)?;
+        assert_near("output", &values(output), &expected, tolerance);
         for (i, leaf) in leaves.iter().enumerate() {
             let differences: Vec<f64> = (0..inputs[i].len())
                 .map(|j| {
@@ -54,36 +50,24 @@ fn check_for(
                     (moved(1e-5) - moved(-1e-5)) / 2e-5
                 })
                 .collect();
-            close(&format!("gradient of input {i}"), &values(leaf.grad(&gradients).unwrap()), &differences, tolerance)?;
+            let gradient = values(leaf.grad(&gradients).unwrap());
+            assert_near(&format!("gradient of input {i}"), &gradient, &differences, tolerance);
         }
     }
-    Ok(())
 }
 
-fn close(what: &str, found: &[f64], expected: &[f64], tolerance: f64) -> Result<(), TestCaseError> {
-    prop_assert_eq!(found.len(), expected.len());
-    let scale = expected.iter().fold(1.0f64, |scale, value| scale.max(value.abs()));
-    for (found, expected) in found.iter().zip(expected) {
-        prop_assert!((found - expected).abs() <= tolerance * scale, "{}: {} is not {}", what, found, expected);
-    }
-    Ok(())
+fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
+    assert_close(what, found, expected, tolerance * largest(expected, 1.0));
 }
 
 fn values(tensor: Tensor<1>) -> Vec<f64> {
     tensor.into_data().iter::<f64>().collect()
 }
 
-/// Uniform numbers in -2..2 (splitmix64), truncated to what bf16 represents.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let uniform = ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64 * 4.0 - 2.0;
-        f64::from(f32::from_bits((uniform as f32).to_bits() & 0xffff_0000))
-    }
+/// Numbers in -2..2, truncated to what bf16 represents.
+fn draw(random: &mut Random) -> f64 {
+    let uniform = (random.bits() >> 11) as f64 / (1u64 << 53) as f64 * 4.0 - 2.0;
+    f64::from(f32::from_bits((uniform as f32).to_bits() & 0xffff_0000))
 }
 
 fn flat<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
@@ -114,13 +98,13 @@ proptest! {
     #[test]
     fn gelu(n in 1usize..70, seed: u64) {
         let tanh_form = |x: &f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh());
-        check(&[vec![n]], seed, &|x| x[0].iter().map(tanh_form).collect(), &|x| fused::gelu(x[0].clone()))?;
+        check(&[vec![n]], seed, &|x| x[0].iter().map(tanh_form).collect(), &|x| fused::gelu(x[0].clone()));
     }
 
     #[test]
     fn silu_mul(n in 1usize..70, seed: u64) {
         let naive = |x: &[Vec<f64>]| x[0].iter().zip(&x[1]).map(|(g, up)| g / (1.0 + (-g).exp()) * up).collect();
-        check(&[vec![n], vec![n]], seed, &naive, &|x| fused::silu_mul(x[0].clone(), x[1].clone()))?;
+        check(&[vec![n], vec![n]], seed, &naive, &|x| fused::silu_mul(x[0].clone(), x[1].clone()));
     }
 
     /// Intermediate results are rounded to the inputs' dtype, so only f32 is as exact as the other operations; see
@@ -147,7 +131,7 @@ proptest! {
             };
             losses.cross_entropy + losses.z_loss
         };
-        check_for(&[(DType::F32, 3e-5)], &[vec![n, d], vec![d, vocab]], seed, &naive, &fused)?;
+        check_for(&[(DType::F32, 3e-5)], &[vec![n, d], vec![d, vocab]], seed, &naive, &fused);
     }
 
     #[test]
@@ -159,7 +143,7 @@ proptest! {
             let tokens = Tensor::<2, Int>::from_data(TensorData::new(ids.clone(), [1, n]), &Device::flex());
             flat(fused::embedding(x[0].clone().reshape([vocab, d]), tokens))
         };
-        check(&[vec![vocab, d]], seed, &naive, &fused)?;
+        check(&[vec![vocab, d]], seed, &naive, &fused);
     }
 
     #[test]
@@ -179,7 +163,7 @@ proptest! {
             })
         };
         let shapes = [vec![n, from], vec![from, to], vec![to]];
-        check(if transposed { &shapes[..2] } else { &shapes }, seed, &naive, &fused)?;
+        check(if transposed { &shapes[..2] } else { &shapes }, seed, &naive, &fused);
     }
 
     #[test]
@@ -208,22 +192,22 @@ proptest! {
                 let x = x[0].clone().reshape(shape);
                 flat(if halves { fused::rope_halves(x, &table) } else { fused::rope(x, &table) })
             };
-            check(&[shape.to_vec()], seed, &naive, &fused)?;
+            check(&[shape.to_vec()], seed, &naive, &fused);
         }
     }
 
     #[test]
     fn rms_norm(n in 1usize..4, d in 1usize..40, seed: u64) {
         let fused = |x: &[Tensor<1>]| flat(fused::rms_norm(x[0].clone().reshape([n, d]), x[1].clone(), EPSILON));
-        check(&[vec![n, d], vec![d]], seed, &|x| norm(&x[0], &x[1], None, false), &fused)?;
+        check(&[vec![n, d], vec![d]], seed, &|x| norm(&x[0], &x[1], None, false), &fused);
     }
 
     #[test]
     fn layer_norm(n in 1usize..4, d in 2usize..40, seed: u64) {
         let fused = |x: &[Tensor<1>]| flat(fused::layer_norm(x[0].clone().reshape([n, d]), x[1].clone(), Some(x[2].clone()), EPSILON));
-        check(&[vec![n, d], vec![d], vec![d]], seed, &|x| norm(&x[0], &x[1], Some(&x[2]), true), &fused)?;
+        check(&[vec![n, d], vec![d], vec![d]], seed, &|x| norm(&x[0], &x[1], Some(&x[2]), true), &fused);
         let fused = |x: &[Tensor<1>]| flat(fused::layer_norm(x[0].clone().reshape([n, d]), x[1].clone(), None, EPSILON));
-        check(&[vec![n, d], vec![d]], seed, &|x| norm(&x[0], &x[1], None, true), &fused)?;
+        check(&[vec![n, d], vec![d]], seed, &|x| norm(&x[0], &x[1], None, true), &fused);
     }
 
     /// The sum is rounded to the inputs' dtype before its norm is taken, so only f32 is as exact as the other
@@ -247,7 +231,7 @@ proptest! {
             }.into(), 0))
         };
         let shapes = [vec![n, from], vec![from, to], vec![n, to], vec![to], vec![to], vec![to]];
-        check_for(&[(DType::F32, 3e-5)], &shapes[..4 + 2 * biases], seed, &naive, &fused)?;
+        check_for(&[(DType::F32, 3e-5)], &shapes[..4 + 2 * biases], seed, &naive, &fused);
     }
 
     #[test]
@@ -255,7 +239,7 @@ proptest! {
         let decayed = decayed % (n + 1);
         let config = fused::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };
         let mut random = Random(seed);
-        let mut p: Vec<f64> = (0..n).map(|_| random.next()).collect();
+        let mut p: Vec<f64> = (0..n).map(|_| draw(&mut random)).collect();
         let (mut m, mut v) = (vec![0.0; n], vec![0.0; n]);
         let tensor = |values: &[f64]| {
             let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
@@ -264,7 +248,7 @@ proptest! {
         let mut fused_p = tensor(&p);
         let mut state = fused::AdamWState::new(&fused_p);
         for step in 1..=steps as i32 {
-            let g: Vec<f64> = (0..n).map(|_| random.next()).collect();
+            let g: Vec<f64> = (0..n).map(|_| draw(&mut random)).collect();
             let of_step = fused::AdamWStep { lr: 0.01, decayed, gradient_scale: 0.5, factor: None, copy: Some(DType::BF16) };
             let (stepped, copy) = fused::adamw(&config, &of_step, fused_p, tensor(&g), &mut state);
             prop_assert_eq!(copy.unwrap().into_data(), stepped.clone().cast(DType::BF16).into_data());
@@ -278,7 +262,7 @@ proptest! {
                 p[i] -= 0.01 * decay * p[i] + 0.01 * m_hat / (v_hat.sqrt() + 1e-8);
             }
         }
-        close("parameter", &values(fused_p), &p, 2e-6)?;
+        assert_near("parameter", &values(fused_p), &p, 2e-6);
     }
 }
 
@@ -287,7 +271,7 @@ fn rows_over_many_tasks_are_like_rows_alone() {
     // More elements than one task of any operation, and not a multiple of a task.
     let (rows, d) = (129, 201);
     let mut random = Random(1);
-    let x: Vec<f32> = (0..rows * d).map(|_| random.next() as f32).collect();
+    let x: Vec<f32> = (0..rows * d).map(|_| draw(&mut random) as f32).collect();
     let gain = Tensor::<1>::ones([d], &Device::flex());
     let norm = |values: &[f32]| {
         let x = Tensor::<2>::from_data(TensorData::new(values.to_vec(), [values.len() / d, d]), &Device::flex());
@@ -320,7 +304,7 @@ fn a_scaled_loss_of_many_rows_has_its_gradients_in_f16() {
         leaves.map(|leaf| values(flat(leaf.grad(&gradients).unwrap())))
     };
     for (found, expected) in run(DType::F16).iter().zip(&run(DType::F32)) {
-        close("a gradient", found, expected, 2e-2).unwrap(); // logits are rounded to f16
+        assert_near("a gradient", found, expected, 2e-2); // logits are rounded to f16
         let kept = found.iter().zip(expected).filter(|(found, expected)| (**found == 0.0) != (**expected == 0.0));
         assert!(kept.count() < expected.len() / 100, "gradients that are not 0 have become 0");
     }

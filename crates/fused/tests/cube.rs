@@ -10,66 +10,26 @@ use fused::{
     dropout, embedding, flatten, gelu, layer_norm, linear_add_layer_norm, linear_add_rms_norm, linear_cross_entropy,
     linear_cross_entropy_transposed, rms_norm, rope, rope_halves, silu_mul, sum_of_squares,
 };
+use test_kit::kernels::{self, Output, Random, Scale};
+use test_kit::{float, floats};
 
 const ALL: &[DType] = &[DType::F32, DType::BF16, DType::F16];
 /// Burn's bf16 products, which the cotangent of a loss needs, do not compile for every CPU.
 const NOT_BF16: &[DType] = &[DType::F32, DType::F16];
 
-/// Values, with the dtype that they were rounded to.
-type Output = (Vec<f32>, DType);
-
-fn floats<const D: usize>(tensor: Tensor<D>) -> Output {
-    let dtype = tensor.dtype();
-    (tensor.into_data().iter::<f32>().collect(), dtype)
-}
-
 /// Checks that the outputs on the test device equal those on flex, up to rounding.
+#[track_caller]
 fn agree(case: &str, run: impl Fn(&Device) -> Vec<Output>) {
-    let expected = run(&Device::flex());
-    for &units in testing::units() {
-        let outputs = {
-            let _held = set_cpu_units(units);
-            run(&testing::device())
-        };
-        assert_eq!(outputs.len(), expected.len());
-        for (i, ((output, found), (expected, dtype))) in outputs.iter().zip(&expected).enumerate() {
-            assert_eq!((output.len(), found), (expected.len(), dtype), "{case}, output {i}, {units} units");
-            let tolerance = match dtype {
-                DType::BF16 => 1.0 / 128.0,
-                DType::F16 => 1.0 / 1024.0,
-                _ => 4e-6,
-            };
-            let scale = expected.iter().fold(1.0f32, |scale, y| scale.max(y.abs()));
-            for (at, (x, y)) in output.iter().zip(expected).enumerate() {
-                let near = (x - y).abs() <= tolerance * scale;
-                assert!(near, "{case}, output {i}, {units} units: {x} for {y} at {at}");
-            }
-        }
-    }
+    kernels::agree(case, Scale::Output, run);
 }
 
-/// Pseudorandom numbers.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as usize % bound
-    }
-
-    /// Draws numbers in -2..2, in steps of 1/32.
-    fn floats(&mut self, len: usize) -> Vec<f32> {
-        (0..len).map(|_| self.below(128) as f32 / 32.0 - 2.0).collect()
-    }
-
-    fn tokens(&mut self, len: usize, vocab: usize) -> Vec<i64> {
-        // Every second token is a frequent one.
-        (0..len).map(|_| if self.below(2) == 0 { self.below(vocab.min(2)) } else { self.below(vocab) } as i64).collect()
-    }
-}
-
-fn float<const D: usize>(values: &[f32], shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
-    Tensor::from_data(TensorData::new(values.to_vec(), shape).convert_dtype(dtype), (device, dtype))
+fn random_tokens(random: &mut Random, len: usize, vocab: usize) -> Vec<i64> {
+    // Every second token is a frequent one.
+    let token = |_| match random.below(2) {
+        0 => random.below(vocab.min(2)) as i64,
+        _ => random.below(vocab) as i64,
+    };
+    (0..len).map(token).collect()
 }
 
 fn tokens<const D: usize>(values: &[i64], shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D, Int> {
@@ -89,7 +49,7 @@ fn check<const N: usize, const D: usize>(
     op: impl Fn([Tensor<1>; N]) -> Tensor<D>,
 ) {
     let mut random = Random(3);
-    let values = shapes.map(|shape| random.floats(shape.iter().product()));
+    let values = shapes.map(|shape| random.floats(shape.iter().product(), 32));
     let case = format!("{case} {shapes:?} {dtypes:?}");
     if !dtypes.iter().all(|dtype| testing::computes_in(*dtype, &case)) {
         return;
@@ -100,9 +60,9 @@ fn check<const N: usize, const D: usize>(
             std::array::from_fn(|i| float(&values[i], [values[i].len()], dtypes[i], ad).require_grad());
         let y = op(leaves.clone());
         let mut random = Random(4);
-        let gradients = weighted(&random.floats(y.shape().num_elements()), y.clone()).backward();
-        let gradients = leaves.iter().map(|leaf| floats(leaf.grad(&gradients).unwrap()));
-        std::iter::once(floats(y)).chain(gradients).collect()
+        let gradients = weighted(&random.floats(y.shape().num_elements(), 32), y.clone()).backward();
+        let gradients = leaves.iter().map(|leaf| Output::floats(leaf.grad(&gradients).unwrap()));
+        std::iter::once(Output::floats(y)).chain(gradients).collect()
     });
 }
 
@@ -189,7 +149,7 @@ fn cross_entropy_agrees() {
     let mut random = Random(11);
     let sum = |of: Losses| of.cross_entropy + of.z_loss * 10.0;
     for [n, d, vocab] in [[1, 1, 1], [5, 3, 7], [300, 16, 48], [4, 3, 128], [4, 3, 130]] {
-        let targets = random.tokens(n, vocab);
+        let targets = random_tokens(&mut random, n, vocab);
         for (i, dtype) in NOT_BF16.iter().enumerate() {
             let int = [DType::I32, DType::I64][i];
             check("cross entropy", [&[n, d], &[d, vocab]], [*dtype; 2], |[x, head]| {
@@ -213,7 +173,7 @@ fn a_target_beyond_the_vocabulary_makes_the_loss_no_number() {
         let loss = linear_cross_entropy(x.clone(), head.clone(), tokens(&[1, target], [2], DType::I32, device), 0.0);
         assert!(loss.cross_entropy.into_scalar::<f32>().is_nan());
         let rows = embedding(head.clone(), tokens(&[1, target], [1, 2], DType::I32, device));
-        let rows: Vec<f32> = rows.into_data().iter::<f32>().collect();
+        let rows = floats(rows);
         assert!(rows[..4].iter().all(|x| *x == 1.0) && rows[4..].iter().all(|x| x.is_nan()), "{rows:?}");
     }
 }
@@ -223,7 +183,7 @@ fn a_target_beyond_the_vocabulary_makes_the_loss_no_number() {
 fn embeddings_agree() {
     let mut random = Random(12);
     for ([b, t], vocab, d) in [([1, 1], 1, 1), ([2, 7], 5, 3), ([2, 650], 600, 24), ([1, 40], 9, 64)] {
-        let of = random.tokens(b * t, vocab);
+        let of = random_tokens(&mut random, b * t, vocab);
         for (i, dtype) in ALL.iter().enumerate() {
             let int = [DType::I32, DType::I64, DType::I32][i];
             check("embedding", [&[vocab, d]], [*dtype], |[weight]| {
@@ -240,7 +200,7 @@ fn a_row_of_an_embedding_adds_up_its_places_in_one_order() {
     const PART: usize = 64;
     let mut random = Random(14);
     let (n, vocab, d) = (1500, 40, 8);
-    let of = random.tokens(n, vocab);
+    let of = random_tokens(&mut random, n, vocab);
     let cotangent: Vec<f32> = (0..n * d).map(|_| (random.below(1 << 20) as f32 + 0.1).recip()).collect();
     let mut expected = vec![];
     for row in 0..vocab as i64 {
@@ -258,7 +218,7 @@ fn a_row_of_an_embedding_adds_up_its_places_in_one_order() {
         let weight = Tensor::<2>::zeros([vocab, d], (device, DType::F32)).require_grad();
         let y = embedding(weight.clone(), tokens(&of, [1, n], DType::I32, device));
         let gradients = (y * float(&cotangent, [1, n, d], DType::F32, device)).sum().backward();
-        let (found, _) = floats(weight.grad(&gradients).expect("a gradient of the table"));
+        let found = floats(weight.grad(&gradients).expect("a gradient of the table"));
         assert_eq!(found, expected, "{units} units");
     }
 }
@@ -267,7 +227,7 @@ fn a_row_of_an_embedding_adds_up_its_places_in_one_order() {
 fn steps_of_adamw_agree() {
     let mut random = Random(13);
     for len in [1, 7, 4096] {
-        let (parameter, gradient) = (random.floats(len), random.floats(len));
+        let (parameter, gradient) = (random.floats(len, 32), random.floats(len, 32));
         let fp16 = testing::computes_in(DType::F16, "adamw along a gradient in f16");
         agree(&format!("adamw of {len}"), |device| {
             let tensor = |values: &[f32]| float(values, [len], DType::F32, device);
@@ -283,7 +243,7 @@ fn steps_of_adamw_agree() {
                 let stepped = adamw(&AdamW::default(), &of_step, parameter, gradient, &mut state);
                 (parameter, copy) = (stepped.0, stepped.1);
             }
-            [parameter, copy.expect("a copy"), held, state.mean, state.square].map(floats).into()
+            [parameter, copy.expect("a copy"), held, state.mean, state.square].map(Output::floats).into()
         });
     }
 }
@@ -293,7 +253,7 @@ fn flattened_parts_agree() {
     let mut random = Random(17);
     // Whole vectors back to back; then odd lengths with gaps, two dtypes, and more parts than one launch takes.
     for lens in [&[256, 512, 64][..], &[1, 7, 300, 8, 64, 5, 12, 40, 3, 9, 100]] {
-        let values: Vec<Vec<f32>> = lens.iter().map(|len| random.floats(*len)).collect();
+        let values: Vec<Vec<f32>> = lens.iter().map(|len| random.floats(*len, 32)).collect();
         for (case, gap, other) in [("together", 0, DType::F32), ("apart", 3, DType::F16)] {
             if !testing::computes_in(other, case) {
                 continue;
@@ -306,7 +266,7 @@ fn flattened_parts_agree() {
                     (start, float(values, [values.len()], if i % 2 == 0 { DType::F32 } else { other }, device))
                 });
                 let parts: Vec<_> = parts.collect();
-                [DType::F32, other].map(|dtype| floats(flatten(parts.clone(), end, dtype, device))).into()
+                [DType::F32, other].map(|dtype| Output::floats(flatten(parts.clone(), end, dtype, device))).into()
             });
         }
     }
@@ -317,7 +277,7 @@ fn factors_of_clipping_agree() {
     for totals in [[1.0, 2.0, 16.0, 9.0], [f32::NAN, 2.0, 16.0, 9.0], [1.0, f32::INFINITY, 16.0, 9.0]] {
         for limit in [None, Some(1.25), Some(10.0)] {
             agree(&format!("{totals:?} clipped to {limit:?}"), |device| {
-                vec![floats(clip_factor(Tensor::from_floats(totals, device), ClipRule { count: 2.0, limit }))]
+                vec![Output::floats(clip_factor(Tensor::from_floats(totals, device), ClipRule { count: 2.0, limit }))]
             });
         }
     }
@@ -336,9 +296,9 @@ fn sums_of_squares_agree() {
                 let x = || float(&values, [len], *dtype, device);
                 let mean = sum_of_squares(x()) / len.max(1) as f64;
                 let sum = (0..3).fold(Tensor::zeros([2], device), |sum, _| add_sum_of_squares(sum, x(), 0.25));
-                let (parts, _) = floats(sum);
+                let parts = floats(sum);
                 let of_three = (f64::from(parts[0]) + f64::from(parts[1])) / len.max(1) as f64;
-                vec![(vec![mean as f32, of_three as f32], DType::F32)]
+                vec![Output::Floats(vec![mean as f32, of_three as f32], DType::F32)]
             });
         }
     }

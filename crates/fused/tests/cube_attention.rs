@@ -1,10 +1,11 @@
 //! Compares the attention kernels with the plain Rust, on CubeCL's CPU runtime with one and two units per cube.
 #![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use fused::cube::launch::set_cpu_units;
+use burn::tensor::{DType, Device, Int, Tensor};
 use fused::cube::testing;
 use fused::{AttentionPart, DropoutKey, RopeTable, causal_attention, causal_self_attention, latent_attention};
+use test_kit::kernels::{self, Output, Scale};
+use test_kit::{float, floats, int};
 
 type Outputs = Vec<Vec<f32>>;
 
@@ -19,12 +20,7 @@ fn numbers(len: usize, seed: u64) -> Vec<f32> {
 }
 
 fn input<const D: usize>(shape: [usize; D], seed: u64, dtype: DType, device: &Device) -> Tensor<D> {
-    let data = TensorData::new(numbers(shape.iter().product(), seed), shape).convert_dtype(dtype);
-    Tensor::from_data(data, (device, dtype))
-}
-
-fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().iter::<f32>().collect()
+    float(&numbers(shape.iter().product(), seed), shape, dtype, device)
 }
 
 /// Returns the result, and the gradients of the inputs for a cotangent that is a function of the result.
@@ -40,32 +36,13 @@ fn gradients<const D: usize, const I: usize>(y: Tensor<D>, inputs: [Tensor<I>; 3
     outputs
 }
 
-/// Checks that the outputs on the test device equal those on flex.
+/// Checks that the outputs on the test device equal those on flex, if the device computes in the dtype.
+#[track_caller]
 fn agree(case: &str, dtype: DType, run: impl Fn(&Device) -> Outputs) {
-    if !testing::computes_in(dtype, case) {
-        return;
-    }
-    let expected = run(&Device::flex());
-    // Both sides round once, to 8, 11 and 24 bits.
-    let tolerance = match dtype {
-        DType::BF16 => 1.0 / 128.0,
-        DType::F16 => 1.0 / 1024.0,
-        _ => 4e-6,
-    };
-    for &units in testing::units() {
-        let found = {
-            let _held = set_cpu_units(units);
-            run(&testing::device())
-        };
-        assert_eq!(found.len(), expected.len());
-        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            assert_eq!(found.len(), expected.len(), "{case}, output {i}, {units} units");
-            let most = expected.iter().fold(1.0f32, |most, value| most.max(value.abs()));
-            for (at, (x, y)) in found.iter().zip(expected).enumerate() {
-                let near = (x - y).abs() <= tolerance * most;
-                assert!(near, "{case}, output {i}, {units} units: {x} for {y} at {at}");
-            }
-        }
+    if testing::computes_in(dtype, case) {
+        kernels::agree(case, Scale::Output, |device| {
+            run(device).into_iter().map(|values| Output::Floats(values, dtype)).collect()
+        });
     }
 }
 
@@ -95,7 +72,7 @@ fn grouped_agree(
         let starts = window.map(|window| {
             let row = (0..t).map(|i| (offset + i + 1).saturating_sub(window) as i32);
             let rows: Vec<i32> = (0..b).flat_map(|_| row.clone()).collect();
-            Tensor::<2, Int>::from_data(TensorData::new(rows, [b, t]), (device, DType::I32))
+            int(&rows, [b, t], device)
         });
         let kv_heads = heads / group;
         let inputs = [make(heads, t, d, 1), make(kv_heads, s, d, 2), make(kv_heads, s, dv, 3)];
@@ -187,11 +164,7 @@ fn starts(device: &Device) -> Tensor<2, Int> {
     let rows = [[0..13, 13..14, 14..39], [0..17, 17..35, 35..39]];
     let starts: Vec<i32> = rows.into_iter().flatten().flat_map(|place| vec![place.start; place.len()]).collect();
     // Transposed, so that rows are not contiguous, as on a device that pads rows.
-    Tensor::<2, Int>::from_data(TensorData::new(starts, [2, 39]), (device, DType::I32))
-        .transpose()
-        .reshape([78])
-        .reshape([39, 2])
-        .transpose()
+    int(&starts, [2, 39], device).transpose().reshape([78]).reshape([39, 2]).transpose()
 }
 
 #[test]

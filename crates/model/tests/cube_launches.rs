@@ -2,12 +2,13 @@
 //! training; and that the host reads nothing back in between.
 #![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
 use fused::cube::{launches, testing, unreadable};
 use model::{Batch, DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, MicroBatch, StepContext, Targets};
 use moe::MoeConfig;
 use std::collections::BTreeMap;
+use test_kit::tracked;
 
 trait Trained: Module {
     fn loss(&self, tokens_bt: Tensor<2, Int>) -> Tensor<1>;
@@ -39,19 +40,10 @@ impl Trained for DeepSeek {
     }
 }
 
-/// Makes every parameter trainable.
-struct Track;
-
-impl ModuleMapper for Track {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        Param::initialized(param.id, param.val().autodiff().require_grad())
-    }
-}
-
 fn gpt2(blocks: usize) -> Gpt2 {
     let config =
         Gpt2Config { vocab_size: 32, n_positions: 8, n_layer: blocks, n_head: 2, n_embd: 16, ..Gpt2Config::default() };
-    Gpt2::init(&config, 1, &testing::device()).map(&mut Track)
+    tracked(Gpt2::init(&config, 1, &testing::device()))
 }
 
 fn deepseek(dense: usize, mixtures: usize) -> DeepSeek {
@@ -78,7 +70,7 @@ fn deepseek(dense: usize, mixtures: usize) -> DeepSeek {
         aux_loss_coef: 0.01,
         ..MoeConfig::default()
     };
-    DeepSeek::init(&config, &moe, 1, &testing::device()).map(&mut Track)
+    tracked(DeepSeek::init(&config, &moe, 1, &testing::device()))
 }
 
 /// Runs forward and backward, and returns whether the last result of the backward can be read.

@@ -3,6 +3,7 @@
 
 use burn::tensor::{Device, Int, Tensor};
 use model::{Gpt2, Gpt2Config, LanguageModel, MicroBatch, Parallel, StepContext};
+use test_kit::{floats, worst};
 
 const T: usize = 6;
 
@@ -21,13 +22,8 @@ fn train(model: &Gpt2, tokens_bt: Tensor<2, Int>, place: StepContext) -> Vec<f32
     floats(model.head(model.hidden_of(tokens_bt, &place.into())))
 }
 
-fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().try_to_vec().unwrap()
-}
-
 fn close(a: &[f32], b: &[f32]) -> bool {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6)
+    worst(a, b) < 1e-6
 }
 
 #[test]

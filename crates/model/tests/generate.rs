@@ -4,7 +4,7 @@ mod common;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use common::{FIXTURES, load, reference};
+use common::{FIXTURES, load};
 use model::hf::Pretrained;
 use model::{
     Cache, DeepSeek, DeepSeekConfig, GenerateError, Generation, Gpt2, Gpt2Config, LanguageModel, Llama, LlamaConfig,
@@ -14,6 +14,7 @@ use moe::MoeConfig;
 use proptest::prelude::*;
 use std::ops::ControlFlow;
 use std::time::Instant;
+use test_kit::{floats, reference, worst};
 
 fn fixture(name: &str) -> Pretrained {
     load(&reference(name))
@@ -45,18 +46,9 @@ fn tensor(tokens: &[u32], b: usize) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids, [b, tokens.len() / b]), &Device::flex())
 }
 
-fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().iter::<f32>().collect()
-}
-
 /// Arbitrary tokens below 60, which every vocabulary here contains.
 fn tokens(seed: u32, n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| (i * i * 7 + i * (seed + 3) + seed * 11) % 60).collect()
-}
-
-fn worst(found: &[f32], expected: &[f32]) -> f32 {
-    assert_eq!(found.len(), expected.len());
-    found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
 /// Logits of `[b, t]`, computed in chunks of these sizes.

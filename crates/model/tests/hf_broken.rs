@@ -1,38 +1,18 @@
 //! Broken folders: whatever their bytes, reading one gives a model or an error, without a panic and without much
 //! memory.
 
-mod common;
-
 use burn::tensor::Device;
-use common::reference;
 use model::hf::{Folder, Pretrained};
 use proptest::prelude::*;
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use test_kit::memory::{Counting, largest_block, restart};
+use test_kit::reference;
 
-/// The largest single allocation.
-static LARGEST: AtomicUsize = AtomicUsize::new(0);
+/// The largest single allocation that is accepted.
 const LIMIT: usize = 64 << 20;
 
-struct Watched;
-
-// SAFETY: all calls forward to the system's allocator.
-unsafe impl GlobalAlloc for Watched {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
 #[global_allocator]
-static WATCHED: Watched = Watched;
+static ALLOCATOR: Counting = Counting;
 
 /// A change to a file's bytes. A place below 1 is a fraction of the first kilobyte; from 1 on, 1 plus a fraction of the
 /// file.
@@ -119,12 +99,12 @@ proptest! {
             }
             fs::write(folder.path().join(file), bytes).unwrap();
         }
-        LARGEST.store(0, Ordering::Relaxed);
+        restart();
         let read = Folder::open(folder.path()).and_then(|folder| Pretrained::load(&folder, &Device::flex()));
         if let Err(error) = read {
             prop_assert!(error.to_string().contains(folder.path().to_str().unwrap()), "names no file: {error}");
         }
-        let largest = LARGEST.load(Ordering::Relaxed);
+        let largest = largest_block();
         prop_assert!(largest < LIMIT, "{largest} bytes at once");
     }
 }

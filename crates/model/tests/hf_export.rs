@@ -2,9 +2,9 @@
 
 mod common;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use common::{FIXTURES, load, reference};
+use common::{FIXTURES, load};
 use half::{bf16, f16};
 use model::hf::{Dtype, ExportOptions, Folder, HfError, Pretrained, Summary, export};
 use model::{
@@ -17,35 +17,17 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fs;
 use std::path::{Path, PathBuf};
-
-#[derive(Default)]
-struct Collect(Vec<String>, BTreeMap<String, Vec<f32>>);
-
-impl ModuleVisitor for Collect {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.0.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.0.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.1.insert(self.0.join("."), param.val().into_data().iter::<f32>().collect());
-    }
-}
+use test_kit::{Values, floats, reference};
 
 /// A model's parameters by path.
 fn values<M: Module>(model: &M) -> BTreeMap<String, Vec<f32>> {
-    let mut collect = Collect::default();
-    model.visit(&mut collect);
-    collect.1
+    Values::of(model).by_path()
 }
 
 fn shape_of(model: &Pretrained) -> (Box<dyn Family + '_>, BTreeMap<String, Vec<f32>>) {
-    let mut collect = Collect::default();
-    model.model.visit(&mut collect);
-    (model.config.family(model.moe.as_ref()), collect.1)
+    let mut values = Values::default();
+    model.model.visit(&mut values);
+    (model.config.family(model.moe.as_ref()), values.by_path())
 }
 
 fn write(folder: &Path, model: &dyn Family, values: &BTreeMap<String, Vec<f32>>, options: &ExportOptions) -> Summary {
@@ -198,7 +180,7 @@ fn tokens() -> Vec<i64> {
 
 fn logits(model: &dyn LanguageModel) -> Vec<f32> {
     let tokens_bt = Tensor::<2, Int>::from_data(TensorData::new(tokens(), SHAPE), &Device::flex());
-    model.logits(tokens_bt).into_data().iter::<f32>().collect()
+    floats(model.logits(tokens_bt))
 }
 
 #[test]

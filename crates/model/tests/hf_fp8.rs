@@ -1,8 +1,6 @@
 //! fp8 files in DeepSeek's published format, against torch's values and transformers' logits of the dequantized
 //! weights.
 
-mod common;
-
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use model::hf::{Folder, HfError, Pretrained};
 use safetensors::tensor::{Dtype, TensorView};
@@ -11,30 +9,23 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
 use tempfile::TempDir;
+use test_kit::{floats, stored_floats, stored_ints, worst};
 
 const NAME: &str = "model.layers.0.mlp.down_proj.weight";
 
 fn reference() -> PathBuf {
-    common::reference("deepseek-v3-fp8")
-}
-
-fn floats(file: &SafeTensors, name: &str) -> Vec<f32> {
-    file.tensor(name).unwrap().data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    test_kit::reference("deepseek-v3-fp8")
 }
 
 #[test]
 fn logits_equal_those_of_the_dequantised_weights() {
     let file = fs::read(reference().join("expected.safetensors")).unwrap();
     let expected = SafeTensors::deserialize(&file).unwrap();
-    let tokens = expected.tensor("tokens").unwrap();
-    let ids: Vec<i64> = tokens.data().as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
-    let tokens_bt = Tensor::<2, Int>::from_data(TensorData::new(ids, tokens.shape().to_vec()), &Device::flex());
+    let (ids, shape) = stored_ints(&expected, "tokens");
+    let tokens_bt = Tensor::<2, Int>::from_data(TensorData::new(ids, shape), &Device::flex());
 
     let model = Pretrained::load(&Folder::open(&reference()).unwrap(), &Device::flex()).unwrap();
-    let found: Vec<f32> = model.logits(tokens_bt).into_data().iter::<f32>().collect();
-    let expected = floats(&expected, "logits");
-    assert_eq!(found.len(), expected.len());
-    let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let worst = worst(&floats(model.logits(tokens_bt)), &stored_floats(&expected, "logits"));
     assert!(worst < 1e-4, "off by {worst:e}");
 }
 
@@ -62,7 +53,7 @@ fn every_byte_is_the_number_that_torch_reads() {
         folder(&json!({}), &[("w", Dtype::F8_E4M3, &[16, 16], &bytes), ("w_scale_inv", Dtype::F32, &[1, 1], &scale)]);
     let found = Folder::open(folder.path()).unwrap().tensor("w", &[16, 16]).unwrap();
     let file = fs::read(reference().join("expected.safetensors")).unwrap();
-    let expected = floats(&SafeTensors::deserialize(&file).unwrap(), "e4m3");
+    let expected = stored_floats(&SafeTensors::deserialize(&file).unwrap(), "e4m3");
     for (byte, (found, expected)) in found.iter().zip(&expected).enumerate() {
         let same = found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan();
         assert!(same, "{byte:#x} is {found}, not {expected}");

@@ -3,45 +3,26 @@
 
 mod common;
 
-use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use comm::run_ranks;
-use common::{load, reference};
+use common::load;
 use fsdp::{AdamW, Fsdp, FsdpConfig, FsdpError};
 use model::{Batch, ExpertLoads, MicroBatch, Parallel, StepContext, Targets, Training};
 use safetensors::SafeTensors;
-use std::collections::BTreeMap;
 use std::fs;
+use test_kit::{Values, on_ranks, reference, stored_floats, stored_ints};
 
 const STEPS: usize = 15;
 /// Of a loss, and of the share by which a norm differs. Measured: 1e-6 and 4e-7.
 const TOLERANCE: f64 = 1e-5;
 
-/// A model's parameters by path.
-#[derive(Default)]
-struct Values(Vec<String>, BTreeMap<String, Vec<f32>>);
-
-impl ModuleVisitor for Values {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.0.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.0.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.1.insert(self.0.join("."), param.val().into_data().iter::<f32>().collect());
-    }
-}
-
 /// Loss and gradient norm of each step of a training over `ranks` ranks, each of which has some of the sequences.
 fn trained(name: &'static str, ranks: usize) -> Vec<[f64; 2]> {
-    let of_ranks = run_ranks(vec![Device::flex(); ranks], comm::TIMEOUT, move |comm| {
+    let mut of_ranks = on_ranks(ranks, move |comm| {
         let device = Device::flex();
         let pretrained = load(&reference(name));
         let mut values = Values::default();
         pretrained.model.visit(&mut values);
+        let values = values.by_path();
         let (rank, config) = (
             comm.rank(),
             FsdpConfig {
@@ -58,16 +39,14 @@ fn trained(name: &'static str, ranks: usize) -> Vec<[f64; 2]> {
             mtp_loss_coef: 0.0,
         };
         let mut units = training.units(&*pretrained.config.family(pretrained.moe.as_ref()), &device);
-        units.initializer(move |name, _, runs| {
-            runs.iter().flat_map(|run| values.1[name][run.clone()].to_vec()).collect()
-        });
+        units
+            .initializer(move |name, _, runs| runs.iter().flat_map(|run| values[name][run.clone()].to_vec()).collect());
         let mut fsdp = Fsdp::new(units, comm, config)?;
 
         let file = fs::read(reference(name).join("training.safetensors")).unwrap();
         let tokens = SafeTensors::deserialize(&file).unwrap();
-        let view = tokens.tensor("tokens").unwrap();
-        let [b, length] = [view.shape()[1], view.shape()[2]];
-        let tokens: Vec<i64> = view.data().as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
+        let (tokens, shape) = stored_ints(&tokens, "tokens");
+        let [b, length] = [shape[1], shape[2]];
         let step = |(i, rows): (usize, &[i64])| {
             let (t, mine) = (length - 1, rank * b / ranks..(rank + 1) * b / ranks);
             let part = |from: usize| {
@@ -82,7 +61,7 @@ fn trained(name: &'static str, ranks: usize) -> Vec<[f64; 2]> {
         };
         tokens.chunks(b * length).enumerate().map(step).collect::<Result<Vec<_>, FsdpError>>()
     });
-    of_ranks.unwrap().remove(0)
+    of_ranks.remove(0)
 }
 
 #[test]
@@ -90,10 +69,8 @@ fn trainings_have_the_losses_and_gradient_norms_of_pytorch() {
     for name in ["llama-scaled-rope", "qwen2", "qwen2-window", "qwen3", "mistral-window", "mixtral", "qwen3-moe"] {
         let file = fs::read(reference(name).join("training.safetensors")).unwrap();
         let expected = SafeTensors::deserialize(&file).unwrap();
-        let [losses, norms] = ["losses", "grad_norms"].map(|of| {
-            let of = expected.tensor(of).unwrap().data().as_chunks().0.iter();
-            of.map(|bytes| f64::from(f32::from_le_bytes(*bytes))).collect::<Vec<_>>()
-        });
+        let [losses, norms] = ["losses", "grad_norms"]
+            .map(|of| stored_floats(&expected, of).into_iter().map(f64::from).collect::<Vec<_>>());
         assert_eq!(losses.len(), STEPS);
         for ranks in [1, 2] {
             let mut worst = [0.0f64; 2];

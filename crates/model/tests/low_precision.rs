@@ -1,15 +1,17 @@
 //! Models with bf16 or f16 parameters: sensitive operations run in f32, and the result is close to that of f32
 //! parameters.
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Embedding, EmbeddingConfig};
-use burn::tensor::{DType, Device, Gradients, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
+use model::deepseek::Head;
 use model::{
     Batch, Decoder, DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, Llama, LlamaConfig, RopeScaling,
-    StepContext, Targets, YarnConfig, deepseek::Head,
+    StepContext, Targets, YarnConfig,
 };
 use moe::{MoeConfig, ScoreFunc};
 use std::collections::BTreeMap;
+use test_kit::{floats, gradients};
 
 const VOCAB: usize = 37;
 const T: usize = 12;
@@ -95,30 +97,6 @@ impl ModuleMapper for Bind {
     }
 }
 
-struct Collect<'a> {
-    dtype: DType,
-    gradients: &'a mut Gradients,
-    path: Vec<String>,
-    values: BTreeMap<String, Vec<f64>>,
-}
-
-impl ModuleVisitor for Collect<'_> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(gradient) = param.val().grad_remove(self.gradients) {
-            assert_eq!(gradient.dtype(), self.dtype, "{}", self.path.join("."));
-            self.values.insert(self.path.join("."), gradient.into_data().iter::<f64>().collect());
-        }
-    }
-}
-
 /// Loss and gradients of one batch with parameters of this dtype.
 fn train<M: Decoder>(model: M, dtype: DType) -> (f64, BTreeMap<String, Vec<f64>>) {
     let model = model.map(&mut Bind(dtype));
@@ -131,10 +109,12 @@ fn train<M: Decoder>(model: M, dtype: DType) -> (f64, BTreeMap<String, Vec<f64>>
     let losses = model.losses(&Batch { micro: PLACE.into(), ..Batch::new(ids(5), Targets::all(ids(11))) });
     let loss = losses.aux.into_iter().fold(losses.loss, |loss, aux| loss + aux);
     assert_eq!(loss.dtype(), DType::F32);
-    let mut gradients = loss.backward();
-    let mut found = Collect { dtype, gradients: &mut gradients, path: vec![], values: BTreeMap::new() };
-    model.visit(&mut found);
-    let values = found.values;
+    let values = gradients(&model, &loss.backward()).into_iter().map(|(path, gradient)| {
+        assert_eq!(gradient.dtype(), dtype, "{path}");
+        let values = gradient.iter::<f64>().collect();
+        (path, values)
+    });
+    let values = values.collect();
     (f64::from(loss.into_scalar::<f32>()), values)
 }
 
@@ -185,7 +165,7 @@ fn deepseek_in_bf16_and_f16_is_near_f32() {
 fn the_head_takes_a_residual_stream_whose_squares_are_beyond_f16() {
     let Head { norm, .. } = deepseek(ScoreFunc::Softmax, None).map(&mut Bind(DType::F16)).head;
     let x_btd = Tensor::<3>::full([1, 1, 32], 1000.0, (&Device::flex(), DType::F16)).autodiff();
-    let y: Vec<f32> = norm.forward(x_btd).into_data().iter::<f32>().collect();
+    let y = floats(norm.forward(x_btd));
     assert!(y.iter().all(|y| (y - 1.0).abs() < 1e-3), "{y:?}");
 }
 
@@ -194,6 +174,5 @@ fn the_gradient_of_a_frequent_token_is_the_sum_of_all_its_terms() {
     let table: Embedding = EmbeddingConfig::new(2, 1).init(&Device::flex()).map(&mut Bind(DType::BF16));
     let tokens_bt = Tensor::<2, Int>::ones([4, 1024], &Device::flex());
     let gradients = fused::embedding(table.weight.val(), tokens_bt).cast(DType::F32).sum().backward();
-    let gradient: Vec<f32> = table.weight.grad(&gradients).unwrap().into_data().iter::<f32>().collect();
-    assert_eq!(gradient, [0.0, 4096.0]);
+    assert_eq!(floats(table.weight.grad(&gradients).unwrap()), [0.0, 4096.0]);
 }

@@ -2,7 +2,7 @@
 //! numbers up to rounding.
 #![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 use fused::cube::launch::set_cpu_units;
 use fused::cube::testing;
 use fused::silu_mul;
@@ -11,93 +11,29 @@ use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
 use moe::kernels::permute::{permute, unpermute};
 use moe::kernels::reroute::{RerouteRule, reroute};
 use moe::kernels::route::{GateRule, Noise, SelectRule, count, gates, scores, select};
-
-/// The output of an operation.
-enum Output {
-    Ints(Vec<i64>),
-    /// Values, with the dtype that they were rounded to.
-    Floats(Vec<f32>, DType),
-}
-
-fn ints<const D: usize>(tensor: Tensor<D, Int>) -> Output {
-    assert_eq!(tensor.dtype(), DType::I32);
-    Output::Ints(tensor.into_data().iter::<i64>().collect())
-}
-
-fn floats<const D: usize>(tensor: Tensor<D>) -> Output {
-    let dtype = tensor.dtype();
-    Output::Floats(tensor.into_data().iter::<f32>().collect(), dtype)
-}
+use test_kit::kernels::{self, Output, Random, Scale};
+use test_kit::{float, int, ints};
 
 /// Checks that the outputs on the test device equal those on flex.
+#[track_caller]
 fn agree(case: &str, run: impl Fn(&Device) -> Vec<Output>) {
-    let expected = run(&Device::flex());
-    for &units in testing::units() {
-        let outputs = {
-            let _held = set_cpu_units(units);
-            run(&testing::device())
-        };
-        assert_eq!(outputs.len(), expected.len());
-        for (i, (output, expected)) in outputs.iter().zip(&expected).enumerate() {
-            match (output, expected) {
-                (Output::Ints(output), Output::Ints(expected)) => {
-                    assert_eq!(output, expected, "{case}, output {i}, {units} units");
-                }
-                (Output::Floats(output, _), Output::Floats(expected, dtype)) => {
-                    assert_eq!(output.len(), expected.len(), "{case}, output {i}, {units} units");
-                    let tolerance = match dtype {
-                        DType::BF16 => 1.0 / 128.0,
-                        DType::F16 => 1.0 / 1024.0,
-                        _ => 4e-6,
-                    };
-                    for (at, (x, y)) in output.iter().zip(expected).enumerate() {
-                        let near = (x - y).abs() <= tolerance * y.abs().max(1.0);
-                        assert!(near, "{case}, output {i}, {units} units: {x} for {y} at {at}");
-                    }
-                }
-                _ => panic!("{case}, output {i}: integers and numbers"),
-            }
-        }
-    }
+    kernels::agree(case, Scale::Number, run);
 }
 
-/// Pseudorandom numbers.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as usize % bound
-    }
-
-    /// Draws numbers in -2..2, in steps of `1 / steps`.
-    fn floats(&mut self, len: usize, steps: usize) -> Vec<f32> {
-        (0..len).map(|_| self.below(4 * steps) as f32 / steps as f32 - 2.0).collect()
-    }
-
-    /// Draws the first `k` of the shuffled experts for each of `n` tokens: `[k, n]`. One in `holes` is -1.
-    fn experts(&mut self, k: usize, n: usize, e: usize, holes: usize) -> Vec<i32> {
-        let mut experts = vec![-1; k * n];
-        for token in 0..n {
-            let mut all: Vec<i32> = (0..e as i32).collect();
-            for j in 0..k {
-                all.swap(j, j + self.below(e - j));
-                experts[j * n + token] = if self.below(holes) == 0 { -1 } else { all[j] };
-            }
+/// Draws the first `k` of the shuffled experts for each of `n` tokens: `[k, n]`. One in `holes` is -1.
+fn draw_experts(random: &mut Random, k: usize, n: usize, e: usize, holes: usize) -> Vec<i32> {
+    let mut experts = vec![-1; k * n];
+    for token in 0..n {
+        let mut all: Vec<i32> = (0..e as i32).collect();
+        for j in 0..k {
+            all.swap(j, j + random.below(e - j));
+            experts[j * n + token] = if random.below(holes) == 0 { -1 } else { all[j] };
         }
-        experts
     }
+    experts
 }
 
 const NO_HOLES: usize = usize::MAX;
-
-fn float<const D: usize>(values: &[f32], shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
-    Tensor::from_data(TensorData::new(values.to_vec(), shape).convert_dtype(dtype), (device, dtype))
-}
-
-fn int<const D: usize>(values: &[i32], shape: [usize; D], device: &Device) -> Tensor<D, Int> {
-    Tensor::from_data(TensorData::new(values.to_vec(), shape), (device, DType::I32))
-}
 
 fn f32s<const D: usize>(values: &[f32], shape: [usize; D], device: &Device) -> Tensor<D> {
     float(values, shape, DType::F32, device)
@@ -118,7 +54,7 @@ fn scores_and_their_gradients_agree() {
                 let logits = f32s(&logits, [n, e], &device.clone().autodiff()).require_grad();
                 let scores = scores(logits.clone(), func);
                 let weighted = scores.clone() * f32s(&weight, [n, e], &device.clone().autodiff());
-                vec![floats(scores), floats(logits.grad(&weighted.backward()).unwrap())]
+                vec![Output::floats(scores), Output::floats(logits.grad(&weighted.backward()).unwrap())]
             });
         }
     }
@@ -133,7 +69,7 @@ fn choices_agree(n: usize, e: usize, steps: usize, rule: SelectRule) {
     let mut random = Random((n * e + rule.candidates) as u64);
     let (scores, bias) = (random.floats(n * e, steps), random.floats(e, steps));
     agree(&format!("select n={n} e={e} {rule:?}"), |device| {
-        vec![ints(select(f32s(&scores, [n, e], device), f32s(&bias, [e], device), rule))]
+        vec![Output::ints(select(f32s(&scores, [n, e], device), f32s(&bias, [e], device), rule))]
     });
 }
 
@@ -187,7 +123,7 @@ fn gates_and_their_gradients_agree() {
         ([3, 4, 3], 1),
         ([2, 0, 4], NO_HOLES),
     ] {
-        let experts = random.experts(k, n, e, holes);
+        let experts = draw_experts(&mut random, k, n, e, holes);
         let scores: Vec<f32> = random.floats(n * e, 64).iter().map(|x| x.abs() + 0.1).collect();
         let weight = random.floats(n * k, 64);
         for normalise in [true, false] {
@@ -196,7 +132,7 @@ fn gates_and_their_gradients_agree() {
                 let scores = f32s(&scores, [n, e], &ad).require_grad();
                 let gates = gates(scores.clone(), int(&experts, [k, n], &ad), GateRule { normalise, scale: 2.5 });
                 let weighted = gates.clone() * f32s(&weight, [k, n], &ad);
-                vec![floats(gates), floats(scores.grad(&weighted.backward()).unwrap())]
+                vec![Output::floats(gates), Output::floats(scores.grad(&weighted.backward()).unwrap())]
             });
         }
     }
@@ -206,9 +142,9 @@ fn gates_and_their_gradients_agree() {
 fn counts_agree() {
     let mut random = Random(3);
     for ([k, n, e], groups) in [([1, 1, 1], 1), ([2, 24, 8], 3), ([8, 40, 256], 1), ([3, 70, 7], 70), ([2, 0, 4], 2)] {
-        let experts = random.experts(k, n, e, 6);
+        let experts = draw_experts(&mut random, k, n, e, 6);
         agree(&format!("count k={k} n={n} e={e} groups={groups}"), |device| {
-            vec![ints(count(int(&experts, [k, n], device), groups, e))]
+            vec![Output::ints(count(int(&experts, [k, n], device), groups, e))]
         });
     }
 }
@@ -218,11 +154,10 @@ fn counts_agree() {
 #[test]
 fn numbers_that_no_expert_has_count_for_nobody() {
     let device = testing::device();
-    let numbers = |tensor: Tensor<2, Int>| tensor.into_data().iter::<i32>().collect::<Vec<_>>();
     for &units in testing::units() {
         let _held = set_cpu_units(units);
         let experts = || int(&[1 << 20, 2, -7, 4, 1, 2], [1, 6], &device);
-        assert_eq!(numbers(count(experts(), 1, 4)), [0, 1, 2, 0]);
+        assert_eq!(ints(count(experts(), 1, 4)), [0, 1, 2, 0]);
         let rule = DispatchRule {
             experts: 4,
             groups: 1,
@@ -231,12 +166,12 @@ fn numbers_that_no_expert_has_count_for_nobody() {
             layout: Layout::Sorted { tile: 1 },
         };
         let Dispatched { slot_kn, .. } = dispatch(experts(), rule);
-        let slots = numbers(slot_kn);
+        let slots = ints(slot_kn);
         assert_eq!([0, 2, 3].map(|token| slots[token]), [-1; 3]);
         assert_eq!([4, 1, 5].map(|token| slots[token]), [0, 1, 2], "expert 1, then expert 2 in the order of tokens");
         let candidates = int(&[-1, 1 << 20, 3, 2, 2, 1], [2, 3], &device);
         let rule = RerouteRule { top_k: 1, experts: 4, groups: 1, capacity: 1, order: Order::Token };
-        assert_eq!(numbers(reroute(candidates, rule)), [2, -1, 3], "the first token's reserve is taken");
+        assert_eq!(ints(reroute(candidates, rule)), [2, -1, 3], "the first token's reserve is taken");
     }
 }
 
@@ -255,11 +190,11 @@ fn rerouting_agrees() {
         ([2, 4, 0, 8], 2, 3),
         ([3, 5, 66, 5], 66, 1),
     ] {
-        let candidates = random.experts(c, n, experts, NO_HOLES);
+        let candidates = draw_experts(&mut random, c, n, experts, NO_HOLES);
         for order in [Order::Choice, Order::Token] {
             let rule = RerouteRule { top_k, experts, groups, capacity, order };
             agree(&format!("reroute n={n} c={c} {rule:?}"), |device| {
-                vec![ints(reroute(int(&candidates, [c, n], device), rule))]
+                vec![Output::ints(reroute(int(&candidates, [c, n], device), rule))]
             });
         }
     }
@@ -281,7 +216,7 @@ fn rows_agree() {
         ([2, 1400, 300], 1, 9),
         ([3, 20, 7], 1, 1),
     ] {
-        let chosen = random.experts(k, n, experts, holes);
+        let chosen = draw_experts(&mut random, k, n, experts, holes);
         for order in [Order::Choice, Order::Token] {
             let tokens = n / groups;
             let capacities = [Some(0), Some(1), Some((tokens * k).div_ceil(experts)), Some(tokens * k + 3)];
@@ -293,7 +228,12 @@ fn rows_agree() {
                 let rule = DispatchRule { experts, groups, capacity, order, layout };
                 agree(&format!("dispatch k={k} n={n} {rule:?}"), |device| {
                     let placed = dispatch(int(&chosen, [k, n], device), rule);
-                    vec![ints(placed.slot_kn), ints(placed.source_r), ints(placed.segments), ints(placed.kept_e)]
+                    vec![
+                        Output::ints(placed.slot_kn),
+                        Output::ints(placed.source_r),
+                        Output::ints(placed.segments),
+                        Output::ints(placed.kept_e),
+                    ]
                 });
             }
         }
@@ -312,7 +252,7 @@ fn rows_of_tokens_and_their_gradients_agree() {
         ([2, 9, 4, 16], Some(0), &[DType::F32]),
         ([2, 0, 4, 16], None, &[DType::F32]),
     ] {
-        let chosen = random.experts(k, n, experts, 9);
+        let chosen = draw_experts(&mut random, k, n, experts, 9);
         let layout = Layout::Sorted { tile: 4 };
         let rule = DispatchRule { experts, groups: 1, capacity, order: Order::Choice, layout };
         let r = rule.rows(n, k);
@@ -336,7 +276,13 @@ fn rows_of_tokens_and_their_gradients_agree() {
                 let gradients = weighted(&token_weight, tokens.clone()).backward();
                 let (d_y, d_gates) = (y.grad(&gradients).unwrap(), gates.grad(&gradients).unwrap());
                 assert_eq!(d_gates.dtype(), DType::F32);
-                vec![floats(rows), floats(d_x), floats(tokens), floats(d_y), floats(d_gates)]
+                vec![
+                    Output::floats(rows),
+                    Output::floats(d_x),
+                    Output::floats(tokens),
+                    Output::floats(d_y),
+                    Output::floats(d_gates),
+                ]
             });
         }
     }
@@ -347,7 +293,7 @@ fn rows_of_tokens_and_their_gradients_agree() {
 fn more_rows_than_cubes_agree() {
     let mut random = Random(9);
     let n = 70_000;
-    let (chosen, x, weight) = (random.experts(1, n, 2, 9), random.floats(n, 64), random.floats(n, 64));
+    let (chosen, x, weight) = (draw_experts(&mut random, 1, n, 2, 9), random.floats(n, 64), random.floats(n, 64));
     let layout = Layout::Sorted { tile: 1 };
     let rule = DispatchRule { experts: 2, groups: 1, capacity: None, order: Order::Choice, layout };
     agree("70000 tokens", |device| {
@@ -357,12 +303,12 @@ fn more_rows_than_cubes_agree() {
         let y = unpermute(permute(x.clone(), &placed), g.clone(), &placed);
         let gradients = y.clone().backward();
         vec![
-            ints(count(int(&chosen, [1, n], device), n, 2)),
-            floats(scores(f32s(&weight, [n, 1], device), ScoreFunc::Sigmoid)),
-            ints(placed.slot_kn),
-            floats(y),
-            floats(x.grad(&gradients).unwrap()),
-            floats(g.grad(&gradients).unwrap()),
+            Output::ints(count(int(&chosen, [1, n], device), n, 2)),
+            Output::floats(scores(f32s(&weight, [n, 1], device), ScoreFunc::Sigmoid)),
+            Output::ints(placed.slot_kn),
+            Output::floats(y),
+            Output::floats(x.grad(&gradients).unwrap()),
+            Output::floats(g.grad(&gradients).unwrap()),
         ]
     });
 }
@@ -371,7 +317,8 @@ fn more_rows_than_cubes_agree() {
 fn inputs_that_are_not_contiguous_agree() {
     let mut random = Random(8);
     let ([k, n, e, d], rule) = ([2, 12, 4, 8], plain(2));
-    let (scores, x, chosen) = (random.floats(n * e, 64), random.floats(n * d, 64), random.experts(k, n, e, 5));
+    let (scores, x, chosen) =
+        (random.floats(n * e, 64), random.floats(n * d, 64), draw_experts(&mut random, k, n, e, 5));
     let layout = Layout::Sorted { tile: 1 };
     let to = DispatchRule { experts: e, groups: 1, capacity: None, order: Order::Token, layout };
     agree("transposed and sliced inputs", |device| {
@@ -381,10 +328,10 @@ fn inputs_that_are_not_contiguous_agree() {
         let placed = dispatch(experts_kn.clone(), to);
         let half = f32s(&x, [n, d], device).slice([3..7, 0..d]);
         vec![
-            ints(select(scores_ne.clone(), Tensor::zeros([e], device), rule)),
-            floats(gates(scores_ne, experts_kn, GateRule { normalise: false, scale: 1.0 })),
-            floats(permute(x_nd, &placed)),
-            floats(silu_mul(half.clone(), half)),
+            Output::ints(select(scores_ne.clone(), Tensor::zeros([e], device), rule)),
+            Output::floats(gates(scores_ne, experts_kn, GateRule { normalise: false, scale: 1.0 })),
+            Output::floats(permute(x_nd, &placed)),
+            Output::floats(silu_mul(half.clone(), half)),
         ]
     });
 }

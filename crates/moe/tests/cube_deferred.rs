@@ -1,12 +1,15 @@
 //! Deferred weight gradients: together with the gradients of inputs they equal those of a whole backward, on the CPU
 //! and in kernels.
 
-use burn::tensor::{DType, Device, Gradients, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Gradients, Tensor};
 #[cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 use fused::cube::testing;
 use fused::deferred::backward_of_inputs;
 use fused::{Rows, linear, linear_add, linear_add_layer_norm, linear_add_rms_norm, linear_gelu, linear_transposed};
 use moe::kernels::grouped_gemm::grouped_gemm;
+#[cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
+use test_kit::{assert_close, largest};
+use test_kit::{floats, int, leaf};
 
 const D: usize = 8;
 const ROWS: usize = 6;
@@ -21,18 +24,11 @@ struct Graph {
     loss: Tensor<1>,
 }
 
-fn leaf<const N: usize>(seed: usize, shape: [usize; N], dtype: DType, device: &Device) -> Tensor<N> {
-    let len = shape.iter().product();
-    let values: Vec<f32> = (0..len).map(|i| ((i * 37 + seed * 11 + i / 7) % 17) as f32 / 16.0 - 0.5).collect();
-    Tensor::<N>::from_data(TensorData::new(values, shape), (device, DType::F32)).cast(dtype).autodiff().require_grad()
-}
-
 fn graph(dtype: DType, device: &Device) -> Graph {
     let weights: Vec<Tensor<2>> = (0..7).map(|i| leaf(i, [D, D], dtype, device)).collect();
     let others: Vec<Tensor<1>> = (0..3).map(|i| leaf(20 + i, [D], dtype, device)).collect();
     let (x, experts) = (leaf(40, [ROWS, D], dtype, device), leaf(41, [2, D, D], dtype, device));
-    let segments = TensorData::new(vec![0i32, 2, ROWS as i32], [3]);
-    let segments = Tensor::<1, Int>::from_data(segments, (device, DType::I32)).autodiff();
+    let segments = int(&[0, 2, ROWS as i32], [3], device).autodiff();
 
     // The first weight is used twice; the rows of the second product are not kept.
     let y = linear(linear(x.clone(), weights[0].clone(), Some(others[0].clone())), weights[0].clone(), None);
@@ -47,17 +43,13 @@ fn graph(dtype: DType, device: &Device) -> Graph {
     Graph { weights, experts, others, x, loss }
 }
 
-fn values<const N: usize>(tensor: Tensor<N>) -> Vec<f32> {
-    tensor.into_data().iter::<f32>().collect()
-}
-
 impl Graph {
     /// Collects the gradients of weights from `later`, and of the others from `now`.
     fn gradients(&self, now: &Gradients, later: &Gradients) -> Vec<Vec<f32>> {
-        let weights = self.weights.iter().map(|weight| values(weight.grad(later).expect("a weight's gradient")));
-        let experts = std::iter::once_with(|| values(self.experts.grad(later).expect("the experts' gradient")));
-        let others = self.others.iter().map(|other| values(other.grad(now).expect("a bias's or gain's gradient")));
-        let x = std::iter::once_with(|| values(self.x.grad(now).expect("the input's gradient")));
+        let weights = self.weights.iter().map(|weight| floats(weight.grad(later).expect("a weight's gradient")));
+        let experts = std::iter::once_with(|| floats(self.experts.grad(later).expect("the experts' gradient")));
+        let others = self.others.iter().map(|other| floats(other.grad(now).expect("a bias's or gain's gradient")));
+        let x = std::iter::once_with(|| floats(self.x.grad(now).expect("the input's gradient")));
         weights.chain(experts).chain(others).chain(x).collect()
     }
 }
@@ -94,12 +86,8 @@ fn both_parts_together_are_the_whole_backward_on_the_cpu_runtime() {
         for (other, expected) in [("whole", whole(dtype, &testing::device())), ("flex", whole(dtype, &Device::flex()))]
         {
             for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                let scale = expected.iter().fold(1e-3f32, |scale, value| scale.max(value.abs()));
-                let near = found.iter().zip(expected).all(|(x, y)| (x - y).abs() <= tolerance * scale);
-                assert!(
-                    near && found.len() == expected.len(),
-                    "{dtype:?}, gradient {i}: {found:?}, {other} {expected:?}"
-                );
+                let what = format!("{dtype:?}, gradient {i}, against {other}");
+                assert_close(&what, found, expected, tolerance * largest(expected, 1e-3));
             }
         }
     }

@@ -1,22 +1,17 @@
 //! Compares the grouped products in CubeCL with sums in f64, on CubeCL's CPU runtime.
 #![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device};
 use fused::cube::launch::{CpuUnits, set_cpu_units};
 use fused::cube::testing;
-use half::{bf16, f16};
 use moe::kernels::grouped_gemm::{Tier, force_tier, grouped_gemm};
+use test_kit::{eighths, float, floats, int};
 
 struct Case {
     r: usize,
     p: usize,
     q: usize,
     segments: Vec<i32>,
-}
-
-/// Multiples of 1/8 between -1 and 1, which bf16 represents exactly.
-fn eighths(len: usize, seed: usize) -> Vec<f32> {
-    (0..len).map(|i| ((i * 37 + seed * 11 + i / 7) % 17) as f32 / 8.0 - 1.0).collect()
 }
 
 struct Products {
@@ -47,42 +42,29 @@ fn reference(case: &Case, x: &[f32], weight: &[f32], d_y: &[f32]) -> Products {
     Products { y: f32s(y), d_x: f32s(d_x), d_weight: f32s(d_weight) }
 }
 
-fn tensor<const D: usize>(values: &[f32], shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
-    let data = match dtype {
-        DType::BF16 => TensorData::new(values.iter().map(|value| bf16::from_f32(*value)).collect(), shape),
-        DType::F16 => TensorData::new(values.iter().map(|value| f16::from_f32(*value)).collect(), shape),
-        _ => TensorData::new(values.to_vec(), shape),
-    };
-    Tensor::from_data(data, (device, dtype))
-}
-
-fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().iter::<f32>().collect()
-}
-
 fn run(case: &Case, x: &[f32], weight: &[f32], d_y: &[f32], dtype: DType) -> Products {
     let device = testing::device().autodiff();
     let e = case.segments.len() - 1;
-    let x = tensor(x, [case.r, case.p], dtype, &device).require_grad();
-    let weight = tensor(weight, [e, case.p, case.q], dtype, &device).require_grad();
-    let segments = Tensor::<1, Int>::from_data(TensorData::new(case.segments.clone(), [e + 1]), (&device, DType::I32));
+    let x = float(x, [case.r, case.p], dtype, &device).require_grad();
+    let weight = float(weight, [e, case.p, case.q], dtype, &device).require_grad();
+    let segments = int(&case.segments, [e + 1], &device);
     let y = grouped_gemm(x.clone(), weight.clone(), &segments);
     let gradients = match dtype {
-        DType::F32 => (y.clone() * tensor(d_y, [case.r, case.q], dtype, &device)).backward(),
+        DType::F32 => (y.clone() * float(d_y, [case.r, case.q], dtype, &device)).backward(),
         // Burn's bf16 product does not compile on every CPU, so the gradient of `y` is 1.
         _ => y.clone().backward(),
     };
     Products {
-        y: values(y),
-        d_x: values(x.grad(&gradients).unwrap()),
-        d_weight: values(weight.grad(&gradients).unwrap()),
+        y: floats(y),
+        d_x: floats(x.grad(&gradients).unwrap()),
+        d_weight: floats(weight.grad(&gradients).unwrap()),
     }
 }
 
 fn check(case: &Case, dtype: DType) {
     let e = case.segments.len() - 1;
-    let (x, weight) = (eighths(case.r * case.p, 1), eighths(e * case.p * case.q, 2));
-    let d_y = if dtype == DType::F32 { eighths(case.r * case.q, 3) } else { vec![1.0; case.r * case.q] };
+    let (x, weight) = (eighths(1, case.r * case.p), eighths(2, e * case.p * case.q));
+    let d_y = if dtype == DType::F32 { eighths(3, case.r * case.q) } else { vec![1.0; case.r * case.q] };
     let (got, want) = (run(case, &x, &weight, &d_y, dtype), reference(case, &x, &weight, &d_y));
     // Half a unit in the last of 8, 11 or 24 bits; for f32 also the rounding errors of the sum.
     let tolerance = match dtype {
@@ -204,9 +186,9 @@ fn tensor_cores_sum_as_f64() {
 /// Whether the forced tier runs; if not, the message of its panic.
 fn can_run(tier: Tier) -> Result<(), String> {
     let device = testing::device();
-    let x = tensor(&[1.0; 64], [8, 8], DType::BF16, &device);
-    let weight = tensor(&[1.0; 64], [1, 8, 8], DType::BF16, &device);
-    let segments = Tensor::<1, Int>::from_data(TensorData::new(vec![0, 8], [2]), (&device, DType::I32));
+    let x = float(&[1.0; 64], [8, 8], DType::BF16, &device);
+    let weight = float(&[1.0; 64], [1, 8, 8], DType::BF16, &device);
+    let segments = int(&[0, 8], [2], &device);
     let run = || grouped_gemm(x, weight, &segments).into_data();
     match std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
         Ok(_) => Ok(()),
@@ -222,12 +204,12 @@ fn can_run(tier: Tier) -> Result<(), String> {
 fn kernels_and_plain_rust_agree() {
     let _forced = Forced::new(None, 1);
     let case = case(&[70, 3, 0, 29], 26, 48, 40);
-    let (x, weight) = (eighths(case.r * case.p, 1), eighths(4 * case.p * case.q, 2));
+    let (x, weight) = (eighths(1, case.r * case.p), eighths(2, 4 * case.p * case.q));
     let on = |device: &Device| {
-        let x = tensor(&x, [case.r, case.p], DType::F32, device);
-        let weight = tensor(&weight, [4, case.p, case.q], DType::F32, device);
-        let segments = Tensor::<1, Int>::from_data(TensorData::new(case.segments.clone(), [5]), (device, DType::I32));
-        values(grouped_gemm(x, weight, &segments))
+        let x = float(&x, [case.r, case.p], DType::F32, device);
+        let weight = float(&weight, [4, case.p, case.q], DType::F32, device);
+        let segments = int(&case.segments, [5], device);
+        floats(grouped_gemm(x, weight, &segments))
     };
     let (kernels, plain) = (on(&testing::device()), on(&Device::flex()));
     for (kernel, plain) in kernels.iter().zip(&plain) {
@@ -243,8 +225,8 @@ fn borders_that_are_none_write_no_row_that_is_not_there() {
         let case = Case { r, p: 8, q: 4, segments };
         let experts = case.segments.len() - 1;
         let _forced = Forced::new(Some(Tier::Simt), 2);
-        let (x, weight) = (eighths(r * 8, 1), eighths(experts * 32, 2));
-        let got = run(&case, &x, &weight, &eighths(r * 4, 3), DType::F32);
+        let (x, weight) = (eighths(1, r * 8), eighths(2, experts * 32));
+        let got = run(&case, &x, &weight, &eighths(3, r * 4), DType::F32);
         assert_eq!([got.y.len(), got.d_x.len(), got.d_weight.len()], [r * 4, r * 8, experts * 32]);
     }
 }
@@ -253,9 +235,9 @@ fn borders_that_are_none_write_no_row_that_is_not_there() {
 fn a_tier_that_cannot_run_says_why() {
     let _forced = Forced::new(Some(Tier::Wgmma), 1);
     let device = testing::device();
-    let x = tensor(&[1.0; 8], [1, 8], DType::F32, &device);
-    let weight = tensor(&[1.0; 64], [1, 8, 8], DType::F32, &device);
-    let segments = Tensor::<1, Int>::from_data(TensorData::new(vec![0, 1], [2]), (&device, DType::I32));
+    let x = float(&[1.0; 8], [1, 8], DType::F32, &device);
+    let weight = float(&[1.0; 64], [1, 8, 8], DType::F32, &device);
+    let segments = int(&[0, 1], [2], &device);
     let read = || grouped_gemm(x, weight, &segments).into_data();
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read)).unwrap_err();
     let message = panic.downcast_ref::<String>().expect("a message");

@@ -1,13 +1,14 @@
 //! Gradients of weights that products write straight into a flat buffer, on a device.
 #![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
-use burn::tensor::{DType, Device, Gradients, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Gradients, Tensor};
 use fused::cube::{launches, testing};
 use fused::deferred::backward_of_inputs;
 use fused::weight_gradients::{Destination, GradientBuffer, written_into};
 use fused::{flatten, flatten_into, linear, linear_transposed};
 use moe::kernels::grouped_gemm::grouped_gemm;
 use std::rc::Rc;
+use test_kit::{floats, int, leaf};
 
 const D: usize = 16;
 const ROWS: usize = 6;
@@ -15,12 +16,6 @@ const ROWS: usize = 6;
 /// at offsets that a device cannot bind.
 const STARTS: [usize; 6] = [0, 256, 512, 768, 1281, 1600];
 const LEN: usize = 1880;
-
-fn leaf<const N: usize>(seed: usize, shape: [usize; N], dtype: DType, device: &Device) -> Tensor<N> {
-    let len = shape.iter().product();
-    let values: Vec<f32> = (0..len).map(|i| ((i * 37 + seed * 11 + i / 7) % 17) as f32 / 16.0 - 0.5).collect();
-    Tensor::<N>::from_data(TensorData::new(values, shape), (device, DType::F32)).cast(dtype).autodiff().require_grad()
-}
 
 /// A weight, one that is read transposed, one that is used twice, the matrices of two experts, one at an odd place, and
 /// a bias; and a loss of them.
@@ -37,8 +32,7 @@ impl Graph {
         let weights = [0, 1, 5].map(|seed| leaf(seed, [D, D], dtype, device));
         let (experts, bias) = (leaf(2, [2, D, D], dtype, device), leaf(3, [D], dtype, device));
         let odd = leaf(6, [D, D], dtype, device);
-        let segments = TensorData::new(vec![0i32, 2, ROWS as i32], [3]);
-        let segments = Tensor::<1, Int>::from_data(segments, (device, DType::I32)).autodiff();
+        let segments = int(&[0, 2, ROWS as i32], [3], device).autodiff();
         let y = linear(leaf(4, [ROWS, D], dtype, device), weights[0].clone(), Some(bias.clone()));
         let y = linear(linear(y, weights[2].clone(), None), weights[2].clone(), None);
         let y = linear(linear_transposed(y, weights[1].clone()), odd.clone(), None);
@@ -67,7 +61,7 @@ impl Graph {
 /// The number of kernels that copy gradients, and the buffer.
 fn copies(run: impl FnOnce() -> Tensor<1>) -> (usize, Vec<f32>) {
     let mut values = vec![];
-    let names = launches(|| values = run().into_data().iter::<f32>().collect());
+    let names = launches(|| values = floats(run()));
     (names.iter().filter(|name| name.contains("flatten_kernel")).count(), values)
 }
 

@@ -1,11 +1,12 @@
 //! Checks which assignments get a row, and which row.
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor};
 use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
 use moe::kernels::reroute::{RerouteRule, reroute};
 use moe::kernels::route::count;
 use moe::{MoeConfig, MoeLayer};
 use proptest::prelude::*;
+use test_kit::{int, ints};
 
 /// Candidates of each token, all different and best first, choice-major: `[c, n]`.
 #[derive(Debug, Clone)]
@@ -58,11 +59,7 @@ fn order() -> impl Strategy<Value = Order> {
 }
 
 fn tensor(values: &[i32], rows: usize, n: usize) -> Tensor<2, Int> {
-    Tensor::from_data(TensorData::new(values.to_vec(), [rows, n]), (&Device::flex(), DType::I32))
-}
-
-fn ints<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i32> {
-    tensor.into_data().iter::<i32>().collect()
+    int(values, [rows, n], &Device::flex())
 }
 
 /// Checks that `dispatch` keeps the first `capacity` assignments of each group to each expert, that its index tensors

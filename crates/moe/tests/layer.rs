@@ -6,8 +6,9 @@ use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Int, IntDType, Tensor, TensorData};
 use moe::kernels::route::count;
 use moe::{MoeConfig, MoeLayer, NoiseKey, Overflow, ScoreFunc, router_z_loss, sequence_balance_loss};
-use naive::{BIAS, Case, DOWN, GATE, Numbers, ROUTER, Reference, SHARED, UP, X, random, reference};
+use naive::{BIAS, Case, DOWN, GATE, Numbers, ROUTER, Reference, SHARED, UP, X, reference};
 use proptest::prelude::*;
+use test_kit::{assert_close, floats, largest, random};
 
 fn tensor<const D: usize>(values: &[f64], shape: [usize; D]) -> Tensor<D> {
     let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
@@ -41,17 +42,9 @@ fn layer(case: &Case, numbers: &Numbers, tracked: bool) -> (MoeLayer, Tensor<3>)
     (layer, bound(&numbers[X], case.shape_btd, tracked))
 }
 
-fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().try_to_vec().unwrap()
-}
-
-fn assert_close(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
-    assert_eq!(found.len(), expected.len(), "{what}: number of values");
-    let largest = expected.iter().fold(1.0, |largest: f64, value| largest.max(value.abs()));
-    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-        let close = (f64::from(*found) - expected).abs() <= tolerance * largest;
-        assert!(close, "{what}, element {i}: {found}, not {expected}");
-    }
+#[track_caller]
+fn assert_near(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
+    assert_close(what, found, expected, tolerance * largest(expected, 1.0));
 }
 
 fn equals_the_reference(case: &Case) {
@@ -60,8 +53,8 @@ fn equals_the_reference(case: &Case) {
     let (layer, x) = layer(case, &numbers, false);
     let found = layer.forward(x, None);
     assert_eq!(found.y_btd.dims(), case.shape_btd);
-    assert_close("y", &floats(found.y_btd), &expected.y, 1e-5);
-    assert_close("balance loss", &floats(found.aux_loss.unwrap()), &[0.5 * expected.balance], 1e-5);
+    assert_near("y", &floats(found.y_btd), &expected.y, 1e-5);
+    assert_near("balance loss", &floats(found.aux_loss.unwrap()), &[0.5 * expected.balance], 1e-5);
 }
 
 fn cases() -> impl Strategy<Value = Case> {
@@ -194,7 +187,7 @@ fn the_z_loss_is_the_mean_square_of_the_log_of_the_summed_exponentials() {
     };
     let logits_ne = tensor::<2>(&logits, [6, 5]).autodiff().require_grad();
     let found = router_z_loss(logits_ne.clone());
-    assert_close("z-loss", &floats(found.clone()), &[z(&logits)], 1e-6);
+    assert_near("z-loss", &floats(found.clone()), &[z(&logits)], 1e-6);
     let gradient = floats(logits_ne.grad(&found.backward()).unwrap());
     let difference = |i: usize| {
         let at = |step: f64| {
@@ -204,7 +197,7 @@ fn the_z_loss_is_the_mean_square_of_the_log_of_the_summed_exponentials() {
         };
         (at(1e-5) - at(-1e-5)) / 2e-5
     };
-    assert_close("gradient", &gradient, &(0..30).map(difference).collect::<Vec<_>>(), 1e-5);
+    assert_near("gradient", &gradient, &(0..30).map(difference).collect::<Vec<_>>(), 1e-5);
 
     let rules = MoeConfig { z_loss_coef: 0.25, ..everything() };
     let case = Case::new([2, 3, 4], None, rules.clone(), 1);
@@ -226,10 +219,10 @@ fn the_balance_loss_is_one_for_even_loads_and_scores_and_more_for_uneven_ones() 
         floats(sequence_balance_loss(Tensor::from_floats([score; 4], &Device::flex()), count(experts_kn, 2, 4)))
     };
     let (even, uneven) = ([[0, 1], [2, 3], [3, 0], [2, 1]], [[0, 1], [1, 0], [0, 1], [0, 1]]);
-    assert_close("even", &loss([0.25; 4], even), &[1.0], 1e-6);
-    assert_close("even sigmoids that do not add up to 1", &loss([0.7; 4], even), &[1.0], 1e-6);
-    assert_close("even loads", &loss([0.4, 0.4, 0.1, 0.1], even), &[1.0], 1e-6);
-    assert_close("uneven loads of high scores", &loss([0.4, 0.4, 0.1, 0.1], uneven), &[1.6], 1e-6);
+    assert_near("even", &loss([0.25; 4], even), &[1.0], 1e-6);
+    assert_near("even sigmoids that do not add up to 1", &loss([0.7; 4], even), &[1.0], 1e-6);
+    assert_near("even loads", &loss([0.4, 0.4, 0.1, 0.1], even), &[1.0], 1e-6);
+    assert_near("uneven loads of high scores", &loss([0.4, 0.4, 0.1, 0.1], uneven), &[1.6], 1e-6);
 }
 
 /// Compares the gradient of `sum(y * cotangent) + balance loss` with central differences of the reference.
@@ -254,13 +247,13 @@ fn has_the_gradients_of_the_reference(case: &Case) {
     let (layer, x) = layer(case, &numbers, true);
     let found = layer.forward(x.clone(), None);
     let weighted = (found.y_btd * tensor(&cotangent, case.shape_btd)).sum() + found.aux_loss.unwrap();
-    assert_close("loss", &floats(weighted.clone()), &[loss(&numbers)], 1e-5);
+    assert_near("loss", &floats(weighted.clone()), &[loss(&numbers)], 1e-5);
     let gradients = weighted.backward();
 
     let check = |what: &str, which: usize, found: Option<Vec<f32>>| {
         let expected: Vec<f64> = (0..numbers[which].len()).map(|i| difference(which, i)).collect();
         assert!(expected.iter().any(|value| *value != 0.0), "{what} has an effect");
-        assert_close(what, &found.expect(what), &expected, 2e-5);
+        assert_near(what, &found.expect(what), &expected, 2e-5);
     };
     let router = &layer.router;
     check("x", X, x.grad(&gradients).map(floats));

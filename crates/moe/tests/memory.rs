@@ -3,52 +3,13 @@
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Tensor};
-use comm::{CommError, Communicator, FirstError, SequenceRanks, TensorParallel, run_ranks};
+use comm::{CommError, Communicator, FirstError, SequenceRanks, TensorParallel};
 use moe::{ExpertParallel, MoeConfig, MoeLayer, Overflow};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::time::Duration;
-
-/// Bytes currently allocated; the most of them, and the largest block, since the last reset.
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
-static BLOCK: AtomicUsize = AtomicUsize::new(0);
-
-/// Counts for all ranks together, because one may free what another allocates.
-struct Counting;
+use test_kit::memory::{Counting, held, largest_block, most_held, restart};
+use test_kit::on_ranks;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-fn add(bytes: usize) {
-    let now = NOW.fetch_add(bytes, Relaxed) + bytes;
-    MOST.fetch_max(now, Relaxed);
-    BLOCK.fetch_max(bytes, Relaxed);
-}
-
-// SAFETY: every call is forwarded to `System` unchanged. Counting never allocates.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        add(layout.size());
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        add(layout.size());
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        add(new_size);
-        NOW.fetch_sub(layout.size(), Relaxed);
-        unsafe { System.realloc(block, layout, new_size) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Relaxed);
-        unsafe { System.dealloc(block, layout) }
-    }
-}
 
 const RANKS: usize = 4;
 const D: usize = 32;
@@ -65,13 +26,12 @@ struct Peak {
 /// Measures the peak of a pass that all ranks run at the same time.
 fn peak_of(comm: &Communicator, pass: impl FnOnce()) -> Result<Peak, CommError> {
     comm.barrier()?;
-    let before = NOW.load(Relaxed);
-    MOST.store(before, Relaxed);
-    BLOCK.store(0, Relaxed);
+    let before = held();
+    restart();
     comm.barrier()?;
     pass();
     comm.barrier()?;
-    Ok(Peak { bytes: MOST.load(Relaxed) - before, block: BLOCK.load(Relaxed) })
+    Ok(Peak { bytes: most_held() - before, block: largest_block() })
 }
 
 /// Measures a pass in training, with its backward, or in evaluation; all tokens choose the expert of rank 0.
@@ -84,7 +44,7 @@ fn peak(training: bool, max_rank_load: f64) -> Peak {
         max_rank_load,
         ..MoeConfig::default()
     };
-    let of_ranks = run_ranks(vec![Device::flex(); RANKS], Duration::from_secs(60), move |comm| {
+    let of_ranks = on_ranks(RANKS, move |comm| {
         let device = if training { Device::flex().autodiff() } else { Device::flex() };
         fn param<const N: usize>(value: Tensor<N>, training: bool) -> Param<Tensor<N>> {
             Param::initialized(ParamId::new(), if training { value.require_grad() } else { value })
@@ -110,7 +70,7 @@ fn peak(training: bool, max_rank_load: f64) -> Peak {
         })?;
         first_error.check().map(|()| peak)
     });
-    of_ranks.unwrap_or_else(|failure: comm::RankFailure<CommError>| panic!("{failure}"))[0]
+    of_ranks[0]
 }
 
 fn of_the_rows_of_all_ranks_one_holds_a_bounded_part_at_once() {
@@ -133,7 +93,7 @@ fn of_the_rows_of_all_ranks_one_holds_a_bounded_part_at_once() {
 /// Measures the largest block of a training pass over `t` rows of each of two sequences, spread over the ranks.
 fn block_of_routing(config: &MoeConfig, t: usize) -> usize {
     let config = config.clone();
-    let of_ranks = run_ranks(vec![Device::flex(); RANKS], Duration::from_secs(60), move |comm| {
+    let of_ranks = on_ranks(RANKS, move |comm| {
         let device = Device::flex().autodiff();
         let mut layer = MoeLayer::new(8, &config, &device);
         let likes: Vec<f32> = (0..8 * config.num_experts).map(|i| ((i * i) % 17) as f32 / 17.0).collect();
@@ -150,7 +110,7 @@ fn block_of_routing(config: &MoeConfig, t: usize) -> usize {
         })?;
         first_error.check().map(|()| peak.block)
     });
-    of_ranks.unwrap_or_else(|failure: comm::RankFailure<CommError>| panic!("{failure}"))[0]
+    of_ranks[0]
 }
 
 fn no_rank_holds_scores_of_rows_that_it_does_not_have() {

@@ -1,7 +1,5 @@
 //! Compares each operation and its gradients with plain loops in f64.
 
-mod naive;
-
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use fused::silu_mul;
 use moe::ScoreFunc;
@@ -9,8 +7,8 @@ use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
 use moe::kernels::grouped_gemm::grouped_gemm;
 use moe::kernels::permute::{permute, unpermute};
 use moe::kernels::route::{GateRule, Noise, SelectRule, gates, scores, select};
-use naive::random;
 use proptest::prelude::*;
+use test_kit::{assert_close, int, largest, random};
 
 /// A tracked tensor of a dtype, from numbers that it represents exactly.
 fn tracked<const D: usize>(values: &[f64], shape: [usize; D], dtype: DType) -> Tensor<D> {
@@ -27,20 +25,17 @@ fn numbers(seed: u64, len: usize) -> Vec<f64> {
     random(seed, len).into_iter().map(|value| (value * 64.0).round() / 64.0).collect()
 }
 
-fn ints(values: &[i32], shape: [usize; 2]) -> Tensor<2, Int> {
-    Tensor::from_data(TensorData::new(values.to_vec(), shape), (&Device::flex(), DType::I32))
+fn indices(values: &[i32], shape: [usize; 2]) -> Tensor<2, Int> {
+    int(values, shape, &Device::flex())
 }
 
 fn tolerance(dtype: DType) -> f64 {
     if dtype == DType::F32 { 1e-5 } else { 1e-2 }
 }
 
-fn assert_close(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
-    assert_eq!(found.len(), expected.len(), "{what}: number of values");
-    let largest = expected.iter().fold(1.0, |largest: f64, value| largest.max(value.abs()));
-    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-        assert!((found - expected).abs() <= tolerance * largest, "{what}, element {i}: {found}, not {expected}");
-    }
+#[track_caller]
+fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
+    assert_close(what, found, expected, tolerance * largest(expected, 1.0));
 }
 
 /// Central differences of `sum(f(x) * cotangent)`.
@@ -87,7 +82,7 @@ struct Placement {
 
 impl Placement {
     fn dispatched(&self) -> Dispatched {
-        dispatch(ints(&self.experts, [self.k, self.n]), self.rule)
+        dispatch(indices(&self.experts, [self.k, self.n]), self.rule)
     }
 }
 
@@ -130,7 +125,7 @@ proptest! {
         let (x_nd, cotangent) = (tracked(&x, [n, d], dtype), numbers(seed ^ 3, r * d));
         let (found, gradients) = run(permute(x_nd.clone(), &placed), &cotangent);
         prop_assert_eq!(found, permuted(&x), "copies are exact");
-        assert_close("dx", &gradient(&x_nd, &gradients), &differences(&x, &cotangent, permuted), tolerance(dtype));
+        assert_near("dx", &gradient(&x_nd, &gradients), &differences(&x, &cotangent, permuted), tolerance(dtype));
 
         let unpermuted = |y: &[f64], g: &[f64]| {
             let mut tokens = vec![0.0; n * d];
@@ -142,11 +137,11 @@ proptest! {
         let (y_rd, gates_kn) = (tracked(&y, [r, d], dtype), tracked(&g, [k, n], DType::F32));
         let cotangent = numbers(seed ^ 4, n * d);
         let (found, gradients) = run(unpermute(y_rd.clone(), gates_kn.clone(), &placed), &cotangent);
-        assert_close("y", &found, &unpermuted(&y, &g), tolerance(dtype));
+        assert_near("y", &found, &unpermuted(&y, &g), tolerance(dtype));
         let d_y = differences(&y, &cotangent, |y| unpermuted(y, &g));
-        assert_close("dy", &gradient(&y_rd, &gradients), &d_y, tolerance(dtype));
+        assert_near("dy", &gradient(&y_rd, &gradients), &d_y, tolerance(dtype));
         let d_gates = differences(&g, &cotangent, |g| unpermuted(&y, g));
-        assert_close("dgates", &gradient(&gates_kn, &gradients), &d_gates, 1e-5);
+        assert_near("dgates", &gradient(&gates_kn, &gradients), &d_gates, 1e-5);
     }
 
     #[test]
@@ -172,11 +167,11 @@ proptest! {
         let (x, w, cotangent) = (numbers(seed, r * p), numbers(seed ^ 1, e * p * q), numbers(seed ^ 2, r * q));
         let (x_rp, w_epq) = (tracked(&x, [r, p], dtype), tracked(&w, [e, p, q], dtype));
         let (found, gradients) = run(grouped_gemm(x_rp.clone(), w_epq.clone(), &segments), &cotangent);
-        assert_close("y", &found, &product(&x, &w), tolerance(dtype));
+        assert_near("y", &found, &product(&x, &w), tolerance(dtype));
         let d_x = differences(&x, &cotangent, |x| product(x, &w));
-        assert_close("dx", &gradient(&x_rp, &gradients), &d_x, tolerance(dtype));
+        assert_near("dx", &gradient(&x_rp, &gradients), &d_x, tolerance(dtype));
         let d_w = differences(&w, &cotangent, |w| product(&x, w));
-        assert_close("dw", &gradient(&w_epq, &gradients), &d_w, tolerance(dtype));
+        assert_near("dw", &gradient(&w_epq, &gradients), &d_w, tolerance(dtype));
     }
 
     #[test]
@@ -188,11 +183,11 @@ proptest! {
         let (gate, up, cotangent) = (wide(seed), wide(seed ^ 1), numbers(seed ^ 2, r * h));
         let (gate_rh, up_rh) = (tracked(&gate, [r, h], dtype), tracked(&up, [r, h], dtype));
         let (found, gradients) = run(silu_mul(gate_rh.clone(), up_rh.clone()), &cotangent);
-        assert_close("y", &found, &y(&gate, &up), tolerance(dtype));
+        assert_near("y", &found, &y(&gate, &up), tolerance(dtype));
         let d_gate = differences(&gate, &cotangent, |gate| y(gate, &up));
-        assert_close("dgate", &gradient(&gate_rh, &gradients), &d_gate, tolerance(dtype));
+        assert_near("dgate", &gradient(&gate_rh, &gradients), &d_gate, tolerance(dtype));
         let d_up = differences(&up, &cotangent, |up| y(&gate, up));
-        assert_close("dup", &gradient(&up_rh, &gradients), &d_up, tolerance(dtype));
+        assert_near("dup", &gradient(&up_rh, &gradients), &d_up, tolerance(dtype));
     }
 
     #[test]
@@ -211,9 +206,9 @@ proptest! {
         let logits: Vec<f64> = numbers(seed, n * e).into_iter().map(|value| value * 4.0).collect();
         let (logits_ne, cotangent) = (tracked(&logits, [n, e], DType::F32), numbers(seed ^ 1, n * e));
         let (found, gradients) = run(scores(logits_ne.clone(), func), &cotangent);
-        assert_close("scores", &found, &score(&logits), 1e-6);
+        assert_near("scores", &found, &score(&logits), 1e-6);
         let d_logits = differences(&logits, &cotangent, score);
-        assert_close("dlogits", &gradient(&logits_ne, &gradients), &d_logits, 1e-5);
+        assert_near("dlogits", &gradient(&logits_ne, &gradients), &d_logits, 1e-5);
 
         let k = e.min(1 + seed as usize % 8);
         let expert = |p: usize| (p % n + p / n) % e;
@@ -227,10 +222,10 @@ proptest! {
         let s: Vec<f64> = numbers(seed ^ 2, n * e).into_iter().map(|value| (value + 1.2) / 2.2).collect();
         let (scores_ne, cotangent) = (tracked(&s, [n, e], DType::F32), numbers(seed ^ 3, k * n));
         let rule = GateRule { normalise, scale: 2.5 };
-        let (found, gradients) = run(gates(scores_ne.clone(), ints(&experts, [k, n]), rule), &cotangent);
-        assert_close("gates", &found, &gate(&s), 1e-5);
+        let (found, gradients) = run(gates(scores_ne.clone(), indices(&experts, [k, n]), rule), &cotangent);
+        assert_near("gates", &found, &gate(&s), 1e-5);
         let d_scores = differences(&s, &cotangent, gate);
-        assert_close("dscores", &gradient(&scores_ne, &gradients), &d_scores, 2e-5);
+        assert_near("dscores", &gradient(&scores_ne, &gradients), &d_scores, 2e-5);
     }
 
     /// Scores take few different values, so that there are ties: the lower number wins.

@@ -1,13 +1,11 @@
 //! Checks that experts spread over ranks compute the same as the local layer.
 
-mod naive;
-
 use burn::module::{Param, ParamId};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use comm::{CommError, FirstError, SequenceRanks, run_ranks};
 use moe::{ExpertParallel, MoeConfig, MoeLayer};
-use naive::random;
 use std::time::Duration;
+use test_kit::{assert_close, floats, largest, on_ranks, random_tensor};
 
 const D: usize = 8;
 const T: usize = 5;
@@ -25,18 +23,13 @@ fn config() -> MoeConfig {
     }
 }
 
-fn tensor<const N: usize>(seed: u64, shape: [usize; N], device: &Device) -> Tensor<N> {
-    let values: Vec<f32> = random(seed, shape.iter().product()).into_iter().map(|value| value as f32).collect();
-    Tensor::from_data(TensorData::new(values, shape), device)
-}
-
 /// Makes a layer of tracked parameters, the same on every rank; every token chooses `favourite`.
 fn layer(config: &MoeConfig, favourite: Option<usize>) -> MoeLayer {
     let device = Device::flex().autodiff();
     let mut layer = MoeLayer::new(D, config, &device);
     let (e, h) = (config.num_experts, config.moe_intermediate_size);
     fn param<const N: usize>(seed: u64, shape: [usize; N]) -> Param<Tensor<N>> {
-        Param::initialized(ParamId::new(), tensor(seed, shape, &Device::flex().autodiff()).require_grad())
+        Param::initialized(ParamId::new(), random_tensor(seed, shape, &Device::flex().autodiff()).require_grad())
     }
     layer.router.proj.weight = param(1, [D, e]);
     layer.experts.gate_proj = param(2, [e, D, h]);
@@ -66,31 +59,27 @@ struct Found {
 /// Runs the sequences `from..to` of the global batch of `b` through `forward`, and the backward from a fixed cotangent.
 fn run(layer: &MoeLayer, b: usize, from: usize, to: usize, forward: impl FnOnce(Tensor<3>) -> Tensor<3>) -> Found {
     let device = Device::flex().autodiff();
-    let of_batch = |seed| tensor::<3>(seed, [b, T, D], &Device::flex()).slice([from..to, 0..T, 0..D]);
+    let of_batch = |seed| random_tensor::<3>(seed, [b, T, D], &Device::flex()).slice([from..to, 0..T, 0..D]);
     let x_btd = Tensor::<3>::from_data(of_batch(8).into_data(), &device).require_grad();
     let y_btd = forward(x_btd.clone());
     let cotangent = Tensor::<3>::from_data(of_batch(9).into_data(), &device);
     let gradients = (y_btd.clone() * cotangent).sum().backward();
-    let floats = |tensor: Option<TensorData>| tensor.map_or(vec![], |data| data.try_to_vec::<f32>().unwrap());
     let experts = &layer.experts;
     Found {
-        y: floats(Some(y_btd.into_data())),
+        y: floats(y_btd),
         gradients: [
-            floats(x_btd.grad(&gradients).map(Tensor::into_data)),
-            floats(layer.router.proj.weight.val().grad(&gradients).map(Tensor::into_data)),
-            floats(experts.gate_proj.val().grad(&gradients).map(Tensor::into_data)),
-            floats(experts.up_proj.val().grad(&gradients).map(Tensor::into_data)),
-            floats(experts.down_proj.val().grad(&gradients).map(Tensor::into_data)),
+            x_btd.grad(&gradients).map(floats).unwrap_or_default(),
+            layer.router.proj.weight.val().grad(&gradients).map(floats).unwrap_or_default(),
+            experts.gate_proj.val().grad(&gradients).map(floats).unwrap_or_default(),
+            experts.up_proj.val().grad(&gradients).map(floats).unwrap_or_default(),
+            experts.down_proj.val().grad(&gradients).map(floats).unwrap_or_default(),
         ],
     }
 }
 
-fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    let largest = expected.iter().fold(1.0f32, |largest, value| largest.max(value.abs()));
-    for (found, expected) in found.iter().zip(expected) {
-        assert!((found - expected).abs() <= 1e-5 * largest, "{what}: {found}, not {expected}");
-    }
+#[track_caller]
+fn assert_near(what: &str, found: &[f32], expected: &[f32]) {
+    assert_close(what, found, expected, 1e-5 * largest(expected, 1.0));
 }
 
 /// Reduces a layer to the experts of a rank.
@@ -108,8 +97,8 @@ fn equals_the_local_layer(config: &MoeConfig, favourite: Option<usize>, shares: 
     let local = layer(config, favourite);
     let expected = run(&local, b, 0, b, |x_btd| local.forward(x_btd, None).y_btd);
 
-    let (devices, config, of_rank) = (vec![Device::flex(); shares.len()], config.clone(), shares.to_vec());
-    let found = run_ranks(devices, TIMEOUT, move |comm| {
+    let (config, of_rank) = (config.clone(), shares.to_vec());
+    let found = on_ranks(shares.len(), move |comm| {
         let rank = comm.rank();
         let from = of_rank[..rank].iter().sum();
         let first_error = FirstError::default();
@@ -121,7 +110,6 @@ fn equals_the_local_layer(config: &MoeConfig, favourite: Option<usize>, shares: 
         });
         first_error.check().map(|()| found)
     });
-    let found = found.unwrap_or_else(|failure: comm::RankFailure<CommError>| panic!("{failure}"));
 
     let joined = |of: fn(&Found) -> &Vec<f32>| found.iter().flat_map(|found| of(found).clone()).collect::<Vec<f32>>();
     // A row has the same bits wherever it is computed.
@@ -134,10 +122,10 @@ fn equals_the_local_layer(config: &MoeConfig, favourite: Option<usize>, shares: 
         let own = found.gradients[1].iter().copied().chain(std::iter::repeat(0.0));
         sum.iter().zip(own).map(|(sum, own)| sum + own).collect()
     });
-    assert_close("gradient of the router", &router, &expected.gradients[1]);
-    assert_close("gradient of gate", &joined(|found| &found.gradients[2]), &expected.gradients[2]);
-    assert_close("gradient of up", &joined(|found| &found.gradients[3]), &expected.gradients[3]);
-    assert_close("gradient of down", &joined(|found| &found.gradients[4]), &expected.gradients[4]);
+    assert_near("gradient of the router", &router, &expected.gradients[1]);
+    assert_near("gradient of gate", &joined(|found| &found.gradients[2]), &expected.gradients[2]);
+    assert_near("gradient of up", &joined(|found| &found.gradients[3]), &expected.gradients[3]);
+    assert_near("gradient of down", &joined(|found| &found.gradients[4]), &expected.gradients[4]);
 }
 
 #[test]

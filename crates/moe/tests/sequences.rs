@@ -1,21 +1,12 @@
 //! Checks that a layer whose sequences are spread over ranks routes like a single rank that has them all.
 
-mod naive;
-
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
-use comm::{CommError, Communicator, ContextParallel, FirstError, SequenceRanks, TensorParallel, run_ranks};
+use comm::{CommError, Communicator, ContextParallel, FirstError, SequenceRanks, TensorParallel};
 use moe::{MoeConfig, MoeLayer, MoeOutput, NoiseKey, Overflow, ScoreFunc};
-use naive::random;
-use std::time::Duration;
+use test_kit::{assert_close, floats, ints, largest, on_ranks, random_tensor};
 
-const TIMEOUT: Duration = Duration::from_secs(60);
 const NOISE: NoiseKey = NoiseKey { key: 9, first_row: 3 };
-
-fn tensor<const N: usize>(seed: u64, shape: [usize; N], device: &Device) -> Tensor<N> {
-    let values: Vec<f32> = random(seed, shape.iter().product()).into_iter().map(|value| value as f32).collect();
-    Tensor::from_data(TensorData::new(values, shape), device)
-}
 
 /// Makes a layer of tracked parameters, the same on every rank.
 fn layer(config: &MoeConfig, d: usize) -> MoeLayer {
@@ -23,7 +14,7 @@ fn layer(config: &MoeConfig, d: usize) -> MoeLayer {
     let mut layer = MoeLayer::new(d, config, &device);
     let (e, h) = (config.num_experts, config.moe_intermediate_size);
     fn param<const N: usize>(seed: u64, shape: [usize; N]) -> Param<Tensor<N>> {
-        Param::initialized(ParamId::new(), tensor(seed, shape, &Device::flex().autodiff()).require_grad())
+        Param::initialized(ParamId::new(), random_tensor(seed, shape, &Device::flex().autodiff()).require_grad())
     }
     layer.router.proj.weight = param(1, [d, e]);
     layer.experts.gate_proj = param(2, [e, d, h]);
@@ -37,10 +28,6 @@ fn ranks(comm: &Communicator, tp: usize, first_error: &FirstError) -> Result<Seq
     let of_rows = TensorParallel::new(comm.split(comm.rank() / tp)?, first_error.clone());
     let of_context = ContextParallel::new(comm.split(comm.rank() % tp)?, first_error.clone());
     Ok(SequenceRanks { tp: of_rows, cp: of_context, padding: 0 })
-}
-
-fn floats<const N: usize>(tensor: Tensor<N>) -> Vec<f32> {
-    tensor.into_data().try_to_vec().unwrap()
 }
 
 #[derive(Debug, PartialEq)]
@@ -68,7 +55,7 @@ fn run(
     let found = Found {
         y: floats(output.y_btd.clone()),
         aux: aux.into_scalar::<f32>(),
-        choices: output.stats.assigned_be().into_data().iter::<i32>().collect(),
+        choices: ints(output.stats.assigned_be()),
         gradients: [
             floats(x_bsd.grad(&gradients).unwrap()),
             floats(layer.router.proj.weight.val().grad(&gradients).unwrap()),
@@ -78,23 +65,19 @@ fn run(
 }
 
 #[track_caller]
-fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    let largest = expected.iter().fold(1e-3f32, |largest, value| largest.max(value.abs()));
-    for (found, expected) in found.iter().zip(expected) {
-        assert!((found - expected).abs() <= 1e-5 * largest, "{what}: {found}, not {expected}");
-    }
+fn assert_near(what: &str, found: &[f32], expected: &[f32]) {
+    assert_close(what, found, expected, 1e-5 * largest(expected, 1e-3));
 }
 
 /// Compares `[b, t, d]` on a single rank with its parts on `cp` x `tp` ranks.
 fn routes_as_alone(config: &MoeConfig, [b, t, d]: [usize; 3], [cp, tp]: [usize; 2]) {
     let device = Device::flex();
-    let (x, cotangent) = (tensor(8, [b, t, d], &device), tensor(9, [b, t, d], &device));
+    let (x, cotangent) = (random_tensor(8, [b, t, d], &device), random_tensor(9, [b, t, d], &device));
     let own = layer(config, d);
     // Each context-parallel rank has the loss of the whole.
     let (expected, _) = run(&own, x.clone(), cotangent.clone(), &SequenceRanks::default(), cp as f64);
     let config = config.clone();
-    let of_ranks = run_ranks(vec![device; cp * tp], TIMEOUT, move |comm| {
+    let of_ranks = on_ranks(cp * tp, move |comm| {
         let first_error = FirstError::default();
         let ranks = ranks(&comm, tp, &first_error)?;
         let layer = layer(&config, d);
@@ -106,21 +89,20 @@ fn routes_as_alone(config: &MoeConfig, [b, t, d]: [usize; 3], [cp, tp]: [usize; 
         let d_x = floats(ranks.gather(Tensor::from_data(TensorData::new(d_x, [b, s, d]), &Device::flex())));
         first_error.check().map(|()| Found { y, gradients: [d_x, d_router], ..found })
     });
-    let of_ranks = of_ranks.unwrap_or_else(|failure: comm::RankFailure<CommError>| panic!("{failure}"));
     let mut choices = vec![0; expected.choices.len()];
     let mut router = vec![0.0; expected.gradients[1].len()];
     for (rank, found) in of_ranks.iter().enumerate() {
         let what = |what: &str| format!("{what} on rank {rank} of cp {cp} x tp {tp}");
         // A token's choice and output do not depend on the layout: the same bits.
         assert_eq!(found.y, expected.y, "{}", what("y"));
-        assert_close(&what("gradient of x"), &found.gradients[0], &expected.gradients[0]);
+        assert_near(&what("gradient of x"), &found.gradients[0], &expected.gradients[0]);
         choices.iter_mut().zip(&found.choices).for_each(|(all, own)| *all += own);
         router.iter_mut().zip(&found.gradients[1]).for_each(|(all, own)| *all += own);
     }
     assert_eq!(choices, expected.choices);
     let shares = of_ranks.iter().map(|found| found.aux).sum::<f32>();
-    assert_close("aux", &[shares / cp as f32], &[expected.aux]);
-    assert_close("gradient of the router", &router, &expected.gradients[1]);
+    assert_near("aux", &[shares / cp as f32], &[expected.aux]);
+    assert_near("gradient of the router", &router, &expected.gradients[1]);
 }
 
 #[test]

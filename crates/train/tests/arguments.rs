@@ -3,18 +3,11 @@
 mod common;
 
 use checkpoint::{Checkpoint, Folder};
-use common::{TINY, metrics, program, run, succeed, values};
+use common::{TINY, folder_with_text, metrics, program, run, succeed, values};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use tempfile::TempDir;
 use train::config::{Config, Source};
-
-fn folder_with_text() -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(60)).unwrap();
-    folder
-}
 
 /// The configuration that `train config` prints for these arguments.
 fn configured(folder: &Path, args: &[&str]) -> Config {

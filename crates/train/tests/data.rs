@@ -2,18 +2,10 @@
 
 mod common;
 
-use common::{TINY, metrics, run, succeed, values};
+use common::{TINY, folder_with_text, metrics, run, succeed, values};
 use serde_json::Value;
 use std::fs;
-use tempfile::TempDir;
 use train::config::{Config, Source};
-
-/// A folder with a `text.txt` of 2280 bytes; the last 228 are the validation split.
-fn folder_with_text() -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(60)).unwrap();
-    folder
-}
 
 #[test]
 fn tokens_without_a_vocabulary_train_with_one_that_holds_the_largest_of_them() {

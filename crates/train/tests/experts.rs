@@ -1,6 +1,6 @@
 //! Expert parallelism: every parameter moves as on one rank, wherever the experts are, and a lost rank ends the run.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::nn::Embedding;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use comm::{Axis, Communicator, Mesh, RankFailure, TensorParallel, run_ranks};
@@ -15,6 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use test_kit::{Random, Values, assert_moves, moved, on_ranks};
 
 const T: usize = 6;
 const VOCAB: usize = 11;
@@ -157,7 +158,7 @@ impl Case {
     fn moves(&self) -> (Vec<Vec<Vec<f32>>>, Vec<f64>) {
         let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
         let case = Self { config: FsdpConfig { adamw, clip_grad_norm: None, ..self.config.clone() }, ..self.clone() };
-        let of_ranks = run_ranks(vec![Device::flex(); self.ranks], TIMEOUT, move |comm| {
+        let of_ranks = on_ranks(self.ranks, move |comm| {
             let mut built = case.build(comm)?;
             let (rank, ranks) = built.fsdp.data_parallel();
             let each = MICRO_BATCHES.len() / ranks;
@@ -168,14 +169,11 @@ impl Case {
             for _ in 0..3 {
                 norms.push(built.fsdp.train_step_with(&batches, &weights, 1e3, Vec::new, None)?.grad_norm);
                 let after = built.parameters()?;
-                let moved =
-                    |(before, after): (&Vec<f32>, &Vec<f32>)| before.iter().zip(after).map(|(b, a)| a - b).collect();
-                moves.push(before.iter().zip(&after).map(moved).collect::<Vec<Vec<f32>>>());
+                moves.push(moved(&before, &after));
                 before = after;
             }
             Ok::<_, FsdpError>(((moves, norms), built.fsdp.state().copies.digests()))
-        })
-        .unwrap();
+        });
         let (of_ranks, digests): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
         fsdp::compare_copies(digests.iter().map(Vec::as_slice)).unwrap();
         assert!(of_ranks.iter().all(|of_rank| *of_rank == of_ranks[0]), "every rank gathers the same");
@@ -189,35 +187,18 @@ impl Case {
         for (found, expected) in found_norms.iter().zip(norms) {
             assert!((found - expected).abs() < 1e-5 * expected, "{which}: norm {found}, not {expected}");
         }
-        for (step, (found, expected)) in found.iter().zip(moves).enumerate() {
-            for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-                assert_eq!(found.len(), expected.len(), "{which}: parameter {i}");
-                let most = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
-                for (found, expected) in found.iter().zip(expected) {
-                    let what = format!("{which}, step {step}: parameter {i} moved by {found}, not {expected}");
-                    assert!((found - expected).abs() <= 1e-5 * most + RESOLUTION, "{what}");
-                }
-            }
-        }
+        assert_moves(&which, &found, moves, RESOLUTION);
     }
 }
 
 impl Built {
     /// All parameters, gathered.
     fn parameters(&self) -> Result<Vec<Vec<f32>>, FsdpError> {
-        let mut flat = Flat(vec![]);
-        self.fsdp.gather(self.embed)?.visit(&mut flat);
-        self.blocks.iter().try_for_each(|block| self.fsdp.gather(*block).map(|block| block.visit(&mut flat)))?;
-        self.fsdp.gather(self.head)?.visit(&mut flat);
-        Ok(flat.0)
-    }
-}
-
-struct Flat(Vec<Vec<f32>>);
-
-impl ModuleVisitor for Flat {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0.push(param.val().into_data().iter::<f32>().collect());
+        let mut values = Values::default();
+        self.fsdp.gather(self.embed)?.visit(&mut values);
+        self.blocks.iter().try_for_each(|block| self.fsdp.gather(*block).map(|block| block.visit(&mut values)))?;
+        self.fsdp.gather(self.head)?.visit(&mut values);
+        Ok(values.in_order())
     }
 }
 
@@ -308,7 +289,7 @@ fn every_parameter_moves_as_on_one_rank_where_rows_go_in_rounds() {
 fn of_experts_over_four_ranks_each_holds_a_fourth_and_keeps_it_once() {
     let experts_of = |case: Case| {
         let ranks = case.ranks;
-        run_ranks(vec![Device::flex(); ranks], TIMEOUT, move |comm| {
+        on_ranks(ranks, move |comm| {
             let fsdp = case.build(comm)?.fsdp;
             let parts = fsdp.state().parts;
             let experts = parts.iter().map(|part| &part.of).filter(|of| Experts::hold(&of.name));
@@ -319,7 +300,6 @@ fn of_experts_over_four_ranks_each_holds_a_fourth_and_keeps_it_once() {
             let parts: Vec<(String, Range<usize>)> = experts.map(elements).collect();
             Ok::<_, FsdpError>((parts, fsdp.memory().now[Category::Parameters]))
         })
-        .unwrap()
     };
     let large = MoeConfig { moe_intermediate_size: 512, ..moe() };
     let each = 4 * 16 * 512;
@@ -354,7 +334,7 @@ fn copies_of_experts_and_of_what_stays_fp32_are_compared() {
         [("mlp.Moe.experts.up_proj", 4 * 16 * 12, 2, "ranks 0 and 2"), ("mlp.Moe.router.bias", 4, 1, "ranks 0 and 1")]
     {
         let case = Case::new(v3(), FsdpConfig { precision: bf16, ..config(Strategy::Ddp, 1, 2) }, 4);
-        let found = run_ranks(vec![Device::flex(); 4], TIMEOUT, move |comm| {
+        let found = on_ranks(4, move |comm| {
             let rank = comm.rank();
             let mut built = case.build(comm)?;
             let before = built.fsdp.state().copies;
@@ -362,8 +342,7 @@ fn copies_of_experts_and_of_what_stays_fp32_are_compared() {
                 built.fsdp.add_to_parameter(&format!("blocks.1.{path}"), &vec![1e-6; len]);
             }
             Ok::<_, FsdpError>([before, built.fsdp.state().copies].map(fsdp::Copies::digests))
-        })
-        .unwrap();
+        });
         let compare = |i: usize| fsdp::compare_copies(found.iter().map(|of_rank| &of_rank[i][..]));
         compare(0).unwrap();
         let found = compare(1).unwrap_err().to_string();
@@ -387,19 +366,13 @@ fn a_rank_that_fails_between_exchanges_ends_all_with_its_name() {
         (config(Strategy::Ddp, 2, 2), 4),
         (recompute(config(Strategy::Zero1, 2, 2)), 8),
     ];
-    let mut random = 0x2545_f491_4f6c_dd1d_u64;
-    let mut below = |n: usize| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        (random % n as u64) as usize
-    };
+    let mut random = Random(1);
     for _ in 0..100 {
-        let (config, ranks) = configs[below(configs.len())].clone();
+        let (config, ranks) = configs[random.below(configs.len())].clone();
         // There are two steps of four micro-batches, with three blocks in a single stage and at least one per stage
         // otherwise.
         let calls = if config.pipeline.stages == 1 { 24 } else { 8 };
-        let fault = (below(ranks), below(calls));
+        let fault = (random.below(ranks), random.below(calls));
         let rank = fault.0;
         let case = Case { fault: Some(fault), ..Case::new(moe(), config, ranks) };
         let (running, started) = (case.clone(), Instant::now());

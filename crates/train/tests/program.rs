@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{TINY, metrics, program, reference, succeed, values};
+use common::{TINY, folder_with_text, metrics, program, succeed, values};
 use safetensors::SafeTensors;
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,34 +10,19 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
+use test_kit::{assert_close, reference, stored_floats, stored_ints};
 use train::config::{Config, Source};
-
-/// A folder with a `text.txt` of two kilobytes: 28 different characters without line ends.
-fn folder_with_text() -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(60)).unwrap();
-    folder
-}
-
-fn floats(file: &Path, name: &str) -> Vec<f32> {
-    let bytes = fs::read(file).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    tensors.tensor(name).unwrap().data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
-}
 
 #[test]
 fn logits_are_those_of_transformers() {
     for name in ["gpt2-a", "deepseek-v3-yarn"] {
         let folder = tempfile::tempdir().unwrap();
         let (model, out) = (reference(name), folder.path().join("logits.safetensors"));
-        let expected = model.join("expected.safetensors");
-        let bytes = fs::read(&expected).unwrap();
+        let bytes = fs::read(model.join("expected.safetensors")).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
-        let tokens = tensors.tensor("tokens").unwrap();
-        let ids: Vec<String> =
-            tokens.data().as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes).to_string()).collect();
-        let sequences: Vec<String> = ids.chunks(tokens.shape()[1]).map(|ids| ids.join(",")).collect();
+        let (tokens, shape) = stored_ints(&tensors, "tokens");
+        let ids: Vec<String> = tokens.iter().map(ToString::to_string).collect();
+        let sequences: Vec<String> = ids.chunks(shape[1]).map(|ids| ids.join(",")).collect();
 
         let args = [
             "logits",
@@ -51,11 +36,10 @@ fn logits_are_those_of_transformers() {
         let (stdout, _) = succeed(folder.path(), &args);
         let shape = tensors.tensor("logits").unwrap().shape().to_vec();
         assert_eq!(stdout, format!("wrote logits {shape:?} to logits.safetensors\n"));
-        let bytes = fs::read(&out).unwrap();
-        assert_eq!(SafeTensors::deserialize(&bytes).unwrap().tensor("logits").unwrap().shape(), shape);
-        let (found, expected) = (floats(&out, "logits"), floats(&expected, "logits"));
-        let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(found.len() == expected.len() && worst <= 1e-4, "{name}: differs by {worst:e}");
+        let written = fs::read(&out).unwrap();
+        let written = SafeTensors::deserialize(&written).unwrap();
+        assert_eq!(written.tensor("logits").unwrap().shape(), shape);
+        assert_close(name, &stored_floats(&written, "logits"), &stored_floats(&tensors, "logits"), 1e-4);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing but the file is left");
     }
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{TINY, metrics, program, run, succeed, values};
+use common::{TINY, folder_with_text, metrics, program, run, succeed, values};
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::FromRawFd;
@@ -10,14 +10,6 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
-use tempfile::TempDir;
-
-/// A folder with a `text.txt` of two kilobytes.
-fn folder_with_text() -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(60)).unwrap();
-    folder
-}
 
 const COLOUR_VARIABLES: [&str; 3] = ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"];
 

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{TINY, metrics, program, reference, run, succeed, values};
+use common::{TINY, folder_with_text, metrics, program, run, succeed, values};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::ptr;
 use tempfile::TempDir;
+use test_kit::{reference, stored_floats};
 
 #[test]
 fn a_text_becomes_tokens_a_model_a_folder_for_transformers_and_a_run_again() {
@@ -68,8 +69,7 @@ fn a_text_becomes_tokens_a_model_a_folder_for_transformers_and_a_run_again() {
 
 /// A folder with a run on the bytes of its `text.txt`; the last 228 of 2280 are the validation split.
 fn folder_with_run() -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(60)).unwrap();
+    let folder = folder_with_text();
     succeed(
         folder.path(),
         &[TINY, &["--steps=300", "--set=optim.lr=5e-3", "--set=train.val_batches=0", "--out=run"]].concat(),
@@ -272,8 +272,7 @@ fn on_terminal(folder: &Path, args: &[&str]) -> Vec<u8> {
 
 #[test]
 fn a_terminal_obeys_nothing_in_a_sample_and_a_pipe_gets_it_as_it_is() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(60)).unwrap();
+    let folder = folder_with_text();
     // A model that has learned nothing can generate any byte.
     let train = [TINY, &["--steps=1", "--set=train.sample_tokens=300", "--out=run"]].concat();
     let generate = ["generate", "run", "--prompt=\u{1b}c", "--tokens=300", "--temperature=1.5"];
@@ -291,15 +290,13 @@ fn a_terminal_obeys_nothing_in_a_sample_and_a_pipe_gets_it_as_it_is() {
 fn tensors(path: &Path) -> BTreeMap<String, Vec<f32>> {
     let bytes = fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    let floats = |data: &[u8]| data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-    file.iter().map(|(name, view)| (name.to_string(), floats(view.data()))).collect()
+    file.names().into_iter().map(|name| (name.to_string(), stored_floats(&file, name))).collect()
 }
 
 #[test]
 fn a_model_of_transformers_is_imported_trained_and_exported_under_its_own_names() {
     for (name, trained, context) in [("gpt2-a", "wte.weight", 32), ("deepseek-v3-q-lora", "lm_head.weight", 64)] {
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(60)).unwrap();
+        let folder = folder_with_text();
         let train = |args: &str| succeed(folder.path(), &args.split_whitespace().collect::<Vec<_>>());
         let (imported, _) = train(&format!("import --hf {} --out run", reference(name).display()));
         let defaults = "lr 3e-5, constant after 20 steps of warm-up, no weight decay, 32 sequences of";

@@ -3,10 +3,10 @@
 
 use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
 use comm::{Collective, CommError, Communicator, LocalEngine, Reduce};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
+pub use test_kit::noise;
 
 /// Long enough to tell a test that waits for it from one that does not.
 pub const HANG: Duration = Duration::from_secs(60);
@@ -22,13 +22,9 @@ pub const COLLECTIVES: [Collective; 8] = [
     Collective::Barrier,
 ];
 
-/// Runs a test of timeouts, and repeats it with a longer timeout if it fails. On a busy machine an innocent rank may be
-/// late as well, and only a longer timeout tells it from the guilty one.
+/// Runs a test of timeouts with longer and longer ones.
 pub fn patiently(test: impl Fn(Duration)) {
-    let quick = [20, 200, 2_000].map(Duration::from_millis);
-    if !quick.iter().any(|timeout| catch_unwind(AssertUnwindSafe(|| test(*timeout))).is_ok()) {
-        test(Duration::from_secs(10));
-    }
+    test_kit::patiently([20, 200, 2_000, 10_000].map(Duration::from_millis), test);
 }
 
 pub fn ranks(n: usize) -> Vec<Device> {
@@ -97,14 +93,6 @@ pub fn call_with(comm: &Communicator, collective: Collective, tensor: Tensor<1>)
         Collective::Recv(from) => comm.recv::<Float>(from).map(drop),
         Collective::Barrier => comm.barrier(),
     }
-}
-
-/// Returns a pseudo-random number below `limit` for each `seed` (SplitMix64).
-pub fn noise(seed: u64, limit: u64) -> u64 {
-    let mut z = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (z ^ (z >> 31)) % limit
 }
 
 /// Delays a rank by some microseconds, so that ranks arrive in a different order each time.

@@ -7,10 +7,9 @@ use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamW, AdamWConfig, AdamWState, Optimizer};
 use burn::tensor::activation::gelu;
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
-use comm::run_ranks;
 use fsdp::{Category, Fsdp, FsdpConfig, FsdpError, Memory, Strategy, UnitId, Units};
 use std::ops::Range;
-use std::time::Duration;
+use test_kit::{on_ranks, tracked};
 
 pub const WIDTH: usize = 24;
 pub const STEPS: usize = 5;
@@ -133,7 +132,7 @@ pub fn one_graph(mut model: Model, batch: &Batch) -> Curve {
     let mut states = vec![];
     let mut curve = vec![];
     for _ in 0..STEPS {
-        model = model.map(&mut Track);
+        model = tracked(model);
         let (mut x, mut aux) = (model.ends.embed(batch), Tensor::zeros([1], &batch.x.device()));
         for block in &model.blocks {
             let (y, block_aux) = block.forward(x);
@@ -149,14 +148,6 @@ pub fn one_graph(mut model: Model, batch: &Batch) -> Curve {
         model = model.map(&mut Update { gradients: &mut gradients, states: &mut states, scale, next: 0 });
     }
     curve
-}
-
-struct Track;
-
-impl ModuleMapper for Track {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        Param::initialized(param.id, param.val().inner().autodiff().require_grad())
-    }
 }
 
 struct Norm<'a> {
@@ -228,7 +219,7 @@ pub fn sharded(
     micro_batches: usize,
 ) -> Vec<(Curve, Memory)> {
     let (model, batch, config) = (model.clone(), batch.clone(), config.clone());
-    let results = run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), move |comm| {
+    let results = on_ranks(ranks, move |comm| {
         let mut fsdp = Fsdp::new(units(model.clone()), comm, config.clone())?;
         let (rank, ranks) = fsdp.data_parallel();
         let parts = ranks * micro_batches;
@@ -240,8 +231,7 @@ pub fn sharded(
             curve.push([report.loss, report.grad_norm, report.aux_loss]);
         }
         Ok::<_, FsdpError>((curve, fsdp.memory()))
-    })
-    .unwrap();
+    });
     assert!(results.iter().all(|(curve, _)| *curve == results[0].0), "every rank reports the same");
     results
 }

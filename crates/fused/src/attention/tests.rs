@@ -3,13 +3,10 @@
 use super::*;
 use burn::tensor::{DType, Device, Distribution, TensorData};
 use proptest::prelude::*;
+use test_kit::{assert_close, floats, largest};
 
-fn random(shape: [usize; 4]) -> Tensor<4> {
+fn random<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     Tensor::random(shape, Distribution::Normal(0.0, 1.0), &Device::flex())
-}
-
-fn floats(tensor: Tensor<4>) -> Vec<f32> {
-    tensor.into_data().iter::<f32>().collect()
 }
 
 /// Returns the output, and the gradients of the inputs for a cotangent.
@@ -91,11 +88,7 @@ proptest! {
         let found = run(|[q, k, v]| causal_attention(q, k, v, scale, 0, starts.as_ref()), &inputs, &dy);
         let expected = naive([b, h, n, t, d, dv], &inputs, &dy, scale, window.unwrap_or(t));
         for (what, (found, expected)) in ["y", "dq", "dk", "dv"].iter().zip(found.iter().zip(&expected)) {
-            prop_assert_eq!(found.len(), expected.len());
-            let most = expected.iter().fold(1.0f64, |most, value| most.max(value.abs()));
-            for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-                prop_assert!((f64::from(*found) - expected).abs() < 2e-5 * most, "{}[{}]: {}, not {}", what, i, found, expected);
-            }
+            assert_close(what, found, expected, 2e-5 * largest(expected, 1.0));
         }
     }
 }
@@ -145,30 +138,22 @@ fn an_offset_moves_queries_to_later_keys() {
     assert!(floats(found).iter().zip(&expected).all(|(a, b)| (a - b).abs() < 2e-6));
 }
 
-fn flat<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().iter::<f32>().collect()
-}
-
 /// Returns the output, and the gradients of the inputs for a cotangent.
 fn gradients(op: impl Fn([Tensor<3>; 3]) -> Tensor<3>, inputs: &[Tensor<3>; 3], dy: &Tensor<3>) -> [Vec<f32>; 4] {
     let inputs = inputs.each_ref().map(|input| input.clone().autodiff().require_grad());
     let y = op(inputs.clone());
     let gradients = (y.clone() * dy.clone().autodiff()).sum().backward();
     // An operation may ignore an input.
-    let [a, b, c] = inputs.map(|input| input.grad(&gradients).map(flat).unwrap_or_default());
-    [flat(y.inner()), a, b, c]
-}
-
-fn random3(shape: [usize; 3]) -> Tensor<3> {
-    Tensor::random(shape, Distribution::Normal(0.0, 1.0), &Device::flex())
+    let [a, b, c] = inputs.map(|input| input.grad(&gradients).map(floats).unwrap_or_default());
+    [floats(y.inner()), a, b, c]
 }
 
 /// Compares one product with three parts, and with dropout by the scores' positions.
 #[test]
 fn attention_of_one_product_is_that_of_its_three_parts() {
     let [b, t, heads, d] = [3, 70, 4, 8];
-    let inputs = [random3([b, t, 3 * heads * d]), random3([1, 1, 1]), random3([1, 1, 1])];
-    let dy = random3([b, t, heads * d]);
+    let inputs = [random([b, t, 3 * heads * d]), random([1, 1, 1]), random([1, 1, 1])];
+    let dy = random([b, t, heads * d]);
     let parts = |qkv: Tensor<3>| {
         let qkv = qkv.reshape([b, t, 3 * heads, d]).swap_dims(1, 2);
         [0, 1, 2].map(|i| qkv.clone().slice([0..b, i * heads..(i + 1) * heads]))
@@ -192,13 +177,10 @@ fn attention_of_one_product_is_that_of_its_three_parts() {
     near(&found, &gradients(composed, &inputs, &dy), 1e-5);
 }
 
-fn near(found: &[Vec<f32>; 4], expected: &[Vec<f32>; 4], tolerance: f32) {
+#[track_caller]
+fn near(found: &[Vec<f32>; 4], expected: &[Vec<f32>; 4], tolerance: f64) {
     for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-        let most = expected.iter().fold(1.0f32, |most, value| most.max(value.abs()));
-        assert_eq!(found.len(), expected.len());
-        for (found, expected) in found.iter().zip(expected) {
-            assert!((found - expected).abs() <= tolerance * most, "{i}: {found}, not {expected}");
-        }
+        assert_close(&format!("output or gradient {i}"), found, expected, tolerance * largest(expected, 1.0));
     }
 }
 
@@ -206,8 +188,8 @@ fn near(found: &[Vec<f32>; 4], expected: &[Vec<f32>; 4], tolerance: f32) {
 #[test]
 fn latent_attention_is_that_of_whole_queries_and_keys() {
     let [b, t, heads, nope, rope, dv] = [2, 140, 3, 8, 4, 6];
-    let inputs = [random3([b, t, heads * (nope + rope)]), random3([b, t, heads * (nope + dv)]), random3([b, t, rope])];
-    let dy = random3([b, t, heads * dv]);
+    let inputs = [random([b, t, heads * (nope + rope)]), random([b, t, heads * (nope + dv)]), random([b, t, rope])];
+    let dy = random([b, t, heads * dv]);
     let table = RopeTable::new((0..t * rope / 2).map(|i| i as f64 * 0.37), 1.1, rope / 2, &Device::flex());
     let latent = |[q, kv, k_rope]: [Tensor<3>; 3]| latent_attention(q, kv, k_rope, &table, heads, 0.3, None);
     let whole = |[q, kv, k_rope]: [Tensor<3>; 3]| {
@@ -269,14 +251,14 @@ proptest! {
         let rows = [lens.clone(), lens.iter().rev().copied().collect()];
         let (t, starts) = (lens.iter().sum::<usize>(), starts_of(&rows));
         let [heads, d] = [2, 8];
-        let (inputs, dy) = ([3 * heads * d, 1, 1].map(|width| random3([2, t, width])), random3([2, t, heads * d]));
+        let (inputs, dy) = ([3 * heads * d, 1, 1].map(|width| random([2, t, width])), random([2, t, heads * d]));
         let together = |[qkv, ..]: [Tensor<3>; 3]| causal_self_attention(qkv, heads, 0.3, None, Some(&starts));
         let alone = |inputs| apart(&rows, inputs, |[qkv, ..], _| causal_self_attention(qkv, heads, 0.3, None, None));
         near(&gradients(together, &inputs, &dy), &gradients(alone, &inputs, &dy), 1e-5);
 
         let [nope, rope, dv] = [6, 4, 5];
-        let inputs = [heads * (nope + rope), heads * (nope + dv), rope].map(|width| random3([2, t, width]));
-        let dy = random3([2, t, heads * dv]);
+        let inputs = [heads * (nope + rope), heads * (nope + dv), rope].map(|width| random([2, t, width]));
+        let dy = random([2, t, heads * dv]);
         let table = RopeTable::new((0..t * rope / 2).map(|i| i as f64 * 0.37), 1.1, rope / 2, &Device::flex());
         let together = |[q, kv, k_rope]: [Tensor<3>; 3]| latent_attention(q, kv, k_rope, &table, heads, 0.3, Some(&starts));
         let alone = |inputs| apart(&rows, inputs, |[q, kv, k_rope], positions| {
@@ -286,11 +268,11 @@ proptest! {
 
         // Dropout depends on a score's position in the whole row.
         let key = DropoutKey::derive(1, 2, 3, 4);
-        let qkv = random3([2, t, 3 * heads * d]);
+        let qkv = random([2, t, 3 * heads * d]);
         let whole = causal_self_attention(qkv.clone(), heads, 0.3, Some((0.3, key)), None);
         let masked = causal_self_attention(qkv, heads, 0.3, Some((0.3, key)), Some(&starts));
         let first = lens[0].min(lens[lens.len() - 1]);
-        let of_first = |y: Tensor<3>| flat(y.slice([0..2, 0..first]));
+        let of_first = |y: Tensor<3>| floats(y.slice([0..2, 0..first]));
         prop_assert_eq!(of_first(whole), of_first(masked));
     }
 
@@ -322,7 +304,7 @@ proptest! {
         prop_assert!(close(floats(merged), floats(y.clone().slice_dim(1, later.clone()))));
         let (ahead, l_later) = ((l_1.clone() - l_0.clone()).abs(), l.slice_dim(2, later.clone()));
         let of_both = l_0.max_pair(l_1) + (-ahead).exp().log1p();
-        prop_assert!(close(flat(of_both), flat(l_later.clone())));
+        prop_assert!(close(floats(of_both), floats(l_later.clone())));
 
         let outputs = [y, d_y].map(|x| x.slice_dim(1, later.clone()));
         let [mut found_q, mut found_keys] = [vec![], vec![]];

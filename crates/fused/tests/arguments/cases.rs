@@ -1,9 +1,9 @@
 //! One call of each public function.
 
-use crate::draw::{Case, Draw};
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, Int, Tensor};
 use fused::{AdamW, AdamWState, AdamWStep, AttentionPart, ClipRule, DropoutKey, RopeTable, Rows};
+use test_kit::arguments::{Case, Draw};
 
 pub const CASES: &[Case] = &[
     ("gelu", |draw| {

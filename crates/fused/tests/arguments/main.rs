@@ -1,23 +1,20 @@
 //! Checks how every public function rejects invalid arguments, and what it returns for empty ones.
 
 mod cases;
-mod draw;
-mod exports;
 
 use burn::tensor::{Device, Tensor};
 use fused::{AttentionPart, causal_attention, layer_norm, linear_add_layer_norm};
 use proptest::prelude::*;
-use std::collections::BTreeSet;
-use std::path::Path;
-
-fn exported() -> BTreeSet<String> {
-    exports::of(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"))
-}
+use test_kit::arguments::{check, exported};
 
 #[test]
 fn every_public_function_has_a_case_or_a_reason() {
     let known = cases::CASES.iter().map(|case| case.0).chain(cases::WITHOUT.iter().map(|without| without.0));
-    assert_eq!(exported(), known.map(String::from).collect(), "left: exported; right: in tests/arguments/cases.rs");
+    assert_eq!(
+        exported("fused"),
+        known.map(String::from).collect(),
+        "left: exported; right: in tests/arguments/cases.rs"
+    );
 }
 
 proptest! {
@@ -26,8 +23,8 @@ proptest! {
 
     #[test]
     fn arguments_are_refused_by_name_or_every_result_is_written(seed: u64) {
-        let names = exported();
-        let wrong: Vec<String> = cases::CASES.iter().filter_map(|case| draw::check(*case, seed, &names).err()).collect();
+        let names = exported("fused");
+        let wrong: Vec<String> = cases::CASES.iter().filter_map(|case| check(*case, seed, &names).err()).collect();
         prop_assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
 }

@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use model::hf::{Folder, Pretrained};
 use model::{AnyModel, DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, Llama, LlamaConfig, ModelConfig};
 use moe::MoeConfig;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The f32 folders of `tests/reference`.
 pub const FIXTURES: [&str; 17] = [
@@ -28,11 +28,6 @@ pub const FIXTURES: [&str; 17] = [
     "mixtral",
     "qwen3-moe",
 ];
-
-/// A folder of `tests/reference`.
-pub fn reference(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference").join(name)
-}
 
 /// The model in a folder.
 pub fn load(path: &Path) -> Pretrained {

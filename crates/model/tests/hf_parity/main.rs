@@ -4,10 +4,10 @@
 mod common;
 mod ranks;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use comm::ContextParallel;
-use common::{Loaded, reference};
+use common::Loaded;
 use model::hf::{Folder, Pretrained, Source, bind, names};
 use model::{Batch, DeepSeek, Documents, Gpt2, LanguageModel, Llama, MicroBatch, MtpBatch, Targets, TokenRows};
 use moe::MoeConfig;
@@ -15,9 +15,10 @@ use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use test_kit::{Values, assert_close, floats, largest, reference, stored_floats, stored_ints, tracked};
 
-const LOGITS: f32 = 1e-4;
-const GRADIENTS: f32 = 1e-3;
+const LOGITS: f64 = 1e-4;
+const GRADIENTS: f64 = 1e-3;
 
 macro_rules! fixtures {
     ($($test:ident: $folder:literal,)*) => {$(
@@ -56,8 +57,8 @@ fn equals_transformers(name: &str) {
     let targets = ints(&expected, "targets", &device);
 
     let pretrained = Pretrained::load(&folder, &device).unwrap();
-    let found = floats_of(pretrained.logits(tokens.clone()));
-    assert_close("logits", &found, &floats(&expected, "logits"), LOGITS);
+    let found = floats(pretrained.logits(tokens.clone()));
+    assert_close("logits", &found, &stored_floats(&expected, "logits"), LOGITS);
 
     train_as_transformers(pretrained, &path, &expected, |model| model.loss(tokens.clone(), targets.clone()));
 }
@@ -75,7 +76,7 @@ fn documents_in_one_row_equal_transformers() {
         let pretrained = common::load(&path);
         let model: &dyn LanguageModel = &*pretrained;
         let logits = model.head(model.hidden_of(tokens.clone(), &batch));
-        assert_close(name, &floats_of(logits), &floats(&expected, "logits"), LOGITS);
+        assert_close(name, &floats(logits), &stored_floats(&expected, "logits"), LOGITS);
         train_as_transformers(pretrained, &path, &expected, |model| {
             let batch = Batch { micro: batch.clone(), ..Batch::new(tokens.clone(), Targets::all(targets.clone())) };
             model.losses(&batch).loss
@@ -102,7 +103,7 @@ fn train_as_transformers(
     let device = Device::flex();
     let loss = |model: &dyn LanguageModel| {
         let loss = loss(model);
-        assert_close("loss", &floats_of(loss.clone()), &floats(expected, "loss"), LOGITS);
+        assert_close("loss", &floats(loss.clone()), &stored_floats(expected, "loss"), LOGITS);
         loss
     };
     match Loaded::from(pretrained) {
@@ -148,8 +149,13 @@ fn multi_token_prediction_of_one_and_two_modules() {
         compare_gradients(model, gradients(DeepSeek::new(&config, &moe, &device), &path), |model| {
             let (main, further) = model.mtp_losses(tokens.clone(), targets.clone(), &batches);
             let further = Tensor::cat(further.into_iter().map(Option::unwrap).collect(), 0);
-            assert_close("loss", &floats_of(main.clone()), &floats(&expected, "loss"), LOGITS);
-            assert_close("losses of modules", &floats_of(further.clone()), &floats(&expected, "mtp_losses"), LOGITS);
+            assert_close("loss", &floats(main.clone()), &stored_floats(&expected, "loss"), LOGITS);
+            assert_close(
+                "losses of modules",
+                &floats(further.clone()),
+                &stored_floats(&expected, "mtp_losses"),
+                LOGITS,
+            );
             main + further.sum() * (0.3 / depth as f64)
         });
     }
@@ -172,18 +178,13 @@ fn gradients<M: Module>(model: M, path: &Path) -> M {
 }
 
 fn compare_gradients<M: Module>(model: M, expected_gradients: M, loss: impl Fn(&M) -> Tensor<1>) {
-    let model = model.map(&mut Track);
-    let mut gradients = loss(&model).backward();
-
-    let mut found = Collect { gradients: Some(&mut gradients), ..Default::default() };
-    model.visit(&mut found);
-    let mut expected = Collect::default();
-    expected_gradients.visit(&mut expected);
-    for (path, expected) in &expected.values {
-        let largest = expected.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
-        assert_close(path, &found.values[path], expected, GRADIENTS * largest);
+    let model = tracked(model);
+    let found = found_gradients(&model, &loss(&model).backward());
+    let expected = Values::of(&expected_gradients).by_path();
+    for (path, expected) in &expected {
+        assert_close(path, &found[path], expected, GRADIENTS * largest(expected, 0.0));
     }
-    let untrained = found.values.keys().filter(|path| !expected.values.contains_key(*path));
+    let untrained = found.keys().filter(|path| !expected.contains_key(*path));
     assert!(
         untrained.clone().all(|path| path.ends_with("router.bias")),
         "without reference: {:?}",
@@ -191,58 +192,17 @@ fn compare_gradients<M: Module>(model: M, expected_gradients: M, loss: impl Fn(&
     );
 }
 
-struct Track;
-
-impl ModuleMapper for Track {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        Param::initialized(param.id, param.val().autodiff().require_grad())
-    }
-}
-
-/// Collects values of parameters, or their gradients, by path.
-#[derive(Default)]
-struct Collect<'a> {
-    gradients: Option<&'a mut Gradients>,
-    path: Vec<String>,
-    values: BTreeMap<String, Vec<f32>>,
-}
-
-impl ModuleVisitor for Collect<'_> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = match &mut self.gradients {
-            None => param.val(),
-            Some(gradients) => {
-                param.val().grad_remove(gradients).unwrap_or_else(|| Tensor::zeros(param.lazy_shape(), &Device::flex()))
-            }
-        };
-        self.values.insert(self.path.join("."), floats_of(value));
-    }
-}
-
-fn floats_of<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().try_to_vec().unwrap()
-}
-
-fn floats(file: &SafeTensors, name: &str) -> Vec<f32> {
-    file.tensor(name).unwrap().data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+/// The gradients of all parameters by path: zeros for those that have none.
+fn found_gradients<M: Module>(model: &M, gradients: &Gradients) -> BTreeMap<String, Vec<f32>> {
+    let found = test_kit::gradients(model, gradients);
+    let of = |(path, values): (String, Vec<f32>)| {
+        let gradient = found.get(&path).map_or_else(|| vec![0.0; values.len()], |data| data.iter::<f32>().collect());
+        (path, gradient)
+    };
+    Values::of(model).by_path().into_iter().map(of).collect()
 }
 
 fn ints(file: &SafeTensors, name: &str, device: &Device) -> Tensor<2, Int> {
-    let view = file.tensor(name).unwrap();
-    let values: Vec<i64> = view.data().as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
-    Tensor::from_data(TensorData::new(values, view.shape().to_vec()), device)
-}
-
-fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
-    assert_eq!(found.len(), expected.len(), "{what}: number of values");
-    let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(worst <= tolerance, "{what}: differs by {worst:e}, more than {tolerance:e}");
+    let (values, shape) = stored_ints(file, name);
+    Tensor::from_data(TensorData::new(values, shape), device)
 }

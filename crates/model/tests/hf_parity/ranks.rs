@@ -1,7 +1,7 @@
 //! Parity with transformers for models sharded over ranks: heads, columns and rows.
 
-use super::common::{Loaded, load, reference};
-use super::{Collect, GRADIENTS, LOGITS, Track, assert_close, floats, floats_of, gradients, ints};
+use super::common::{Loaded, load};
+use super::{GRADIENTS, LOGITS, found_gradients, gradients, ints};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use comm::{CommError, Communicator, ContextParallel, Cut, Reduce, SequenceRanks, TensorParallel, run_ranks};
@@ -10,6 +10,7 @@ use moe::MoeConfig;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::fs;
+use test_kit::{Values, assert_close, floats, largest, reference, stored_floats, tracked};
 
 /// Sizes of `cp` and `tp`.
 const LAYOUTS: [[usize; 2]; 3] = [[1, 2], [2, 1], [2, 2]];
@@ -68,37 +69,59 @@ fn equals_transformers(name: &str, comm: &Communicator, tp: usize, in_one_row: b
     match Loaded::from(pretrained) {
         Loaded::Gpt2(config, model) => {
             let expected_gradients = gradients(Gpt2::new(&config, &device), &path);
-            compare(&parallel, &sums, model, expected_gradients, &floats(&expected, "loss"), |model, parallel| {
-                let x = model.ends.embed(tokens.clone(), &batch, parallel);
-                let x = model.blocks.iter().fold(x, |x, block| block.forward(x, &batch, parallel));
-                model.ends.losses(x, Targets::all(targets.clone()), 0.0, parallel).cross_entropy
-            })
+            compare(
+                &parallel,
+                &sums,
+                model,
+                expected_gradients,
+                &stored_floats(&expected, "loss"),
+                |model, parallel| {
+                    let x = model.ends.embed(tokens.clone(), &batch, parallel);
+                    let x = model.blocks.iter().fold(x, |x, block| block.forward(x, &batch, parallel));
+                    model.ends.losses(x, Targets::all(targets.clone()), 0.0, parallel).cross_entropy
+                },
+            )
         }
         Loaded::Llama(config, moe, model) => {
             let expected_gradients = gradients(Llama::new(&config, moe.as_ref(), &device), &path);
-            compare(&parallel, &sums, model, expected_gradients, &floats(&expected, "loss"), |model, parallel| {
-                let (tp, vocab, targets) = (&parallel.sequences.tp, config.vocab_size, Targets::all(targets.clone()));
-                let x = model::llama::embed(&model.embed, tokens.clone(), vocab, tp);
-                let x = model.blocks.iter().fold(x, |x, block| block.forward_over(x, &batch, parallel).x_btd);
-                let losses = match config.tie_word_embeddings {
-                    false => model.head.losses(x, targets, 0.0, vocab, tp),
-                    true => {
-                        let normed = model.head.norm.forward(x);
-                        model::llama::tied_losses(&model.embed, normed, targets, 0.0, vocab, tp)
-                    }
-                };
-                losses.cross_entropy
-            })
+            compare(
+                &parallel,
+                &sums,
+                model,
+                expected_gradients,
+                &stored_floats(&expected, "loss"),
+                |model, parallel| {
+                    let (tp, vocab, targets) =
+                        (&parallel.sequences.tp, config.vocab_size, Targets::all(targets.clone()));
+                    let x = model::llama::embed(&model.embed, tokens.clone(), vocab, tp);
+                    let x = model.blocks.iter().fold(x, |x, block| block.forward_over(x, &batch, parallel).x_btd);
+                    let losses = match config.tie_word_embeddings {
+                        false => model.head.losses(x, targets, 0.0, vocab, tp),
+                        true => {
+                            let normed = model.head.norm.forward(x);
+                            model::llama::tied_losses(&model.embed, normed, targets, 0.0, vocab, tp)
+                        }
+                    };
+                    losses.cross_entropy
+                },
+            )
         }
         Loaded::DeepSeek(config, moe, model) => {
             let without_bias = MoeConfig { selection_bias: false, ..moe };
             let expected_gradients = gradients(DeepSeek::new(&config, &without_bias, &device), &path);
-            compare(&parallel, &sums, model, expected_gradients, &floats(&expected, "loss"), |model, parallel| {
-                let tp = &parallel.sequences.tp;
-                let x = model::deepseek::embed(&model.embed, tokens.clone(), config.vocab_size, tp);
-                let x = model.blocks.iter().fold(x, |x, block| block.forward_over(x, &batch, parallel).x_btd);
-                model.head.losses(x, Targets::all(targets.clone()), 0.0, tp).cross_entropy
-            })
+            compare(
+                &parallel,
+                &sums,
+                model,
+                expected_gradients,
+                &stored_floats(&expected, "loss"),
+                |model, parallel| {
+                    let tp = &parallel.sequences.tp;
+                    let x = model::deepseek::embed(&model.embed, tokens.clone(), config.vocab_size, tp);
+                    let x = model.blocks.iter().fold(x, |x, block| block.forward_over(x, &batch, parallel).x_btd);
+                    model.head.losses(x, Targets::all(targets.clone()), 0.0, tp).cross_entropy
+                },
+            )
         }
     }
 }
@@ -121,32 +144,27 @@ fn compare<M: Module>(
 ) -> Result<(), CommError> {
     let tp = &parallel.sequences.tp;
     let part = |module: M| module.map(&mut Part { path: vec![], tp: tp.clone(), cuts: &sums.cuts });
-    let (model, expected_gradients) = (part(model).map(&mut Track), part(expected_gradients));
+    let (model, expected_gradients) = (tracked(part(model)), part(expected_gradients));
     // Each context-parallel rank's loss is a mean over the same number of rows.
     let loss = loss(&model, parallel) / sums.context.world_size() as f64;
-    let mut found_gradients = loss.clone().backward();
+    let of_backward = loss.clone().backward();
     parallel.first_error.check()?;
     let sum = |of: &Communicator, values: Vec<f32>| {
         let len = values.len();
         let values = Tensor::<1>::from_data(TensorData::new(values, [len]), &Device::flex());
-        of.all_reduce(values, Reduce::Sum).map(floats_of)
+        of.all_reduce(values, Reduce::Sum).map(floats)
     };
-    assert_close("loss", &sum(&sums.world, floats_of(loss.inner()))?, expected_loss, LOGITS);
+    assert_close("loss", &sum(&sums.world, floats(loss.inner()))?, expected_loss, LOGITS);
 
-    let mut found = Collect { gradients: Some(&mut found_gradients), ..Default::default() };
-    model.visit(&mut found);
-    let mut expected = Collect::default();
-    expected_gradients.visit(&mut expected);
-    let found: BTreeMap<String, Vec<f32>> = found.values;
-    for (path, values) in found {
+    let expected = Values::of(&expected_gradients).by_path();
+    for (path, values) in found_gradients(&model, &of_backward) {
         let of = if sums.cuts.contains_key(&path) { &sums.context } else { &sums.world };
         let values = sum(of, values)?;
-        let Some(expected) = expected.values.get(&path) else {
+        let Some(expected) = expected.get(&path) else {
             assert!(path.ends_with("router.bias"), "without reference: {path}");
             continue;
         };
-        let largest = expected.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
-        assert_close(&path, &values, expected, GRADIENTS * largest);
+        assert_close(&path, &values, expected, GRADIENTS * largest(expected, 0.0));
     }
     Ok(())
 }

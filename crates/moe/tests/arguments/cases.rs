@@ -1,6 +1,5 @@
 //! One call of each public function.
 
-use crate::draw::{Case, Draw};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Int, Tensor};
 use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, dispatch};
@@ -10,6 +9,7 @@ use moe::kernels::reroute::{RerouteRule, reroute};
 use moe::kernels::route::{GateRule, Noise, SelectRule, count, gates, scores, select};
 use moe::{Experts, MoeConfig, MoeLayer, MoeStats, NoiseKey, Order, Overflow, Router, ScoreFunc, SwiGlu};
 use moe::{router_z_loss, sequence_balance_loss};
+use test_kit::arguments::{Case, Draw};
 
 pub const CASES: &[Case] = &[
     ("scores", |draw| {

@@ -1,20 +1,9 @@
 //! Checks how every public function rejects invalid arguments, and what it returns for empty ones.
 
 mod cases;
-#[allow(dead_code, reason = "the other crate has arguments of other kinds too")]
-#[path = "../../../fused/tests/arguments/draw.rs"]
-mod draw;
-#[path = "../../../fused/tests/arguments/exports.rs"]
-mod exports;
 
 use proptest::prelude::*;
-use std::collections::BTreeSet;
-use std::path::Path;
-
-/// The public functions of this crate or of one beside it.
-fn exported(name: &str) -> BTreeSet<String> {
-    exports::of(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src"))
-}
+use test_kit::arguments::{check, exported};
 
 #[test]
 fn every_public_function_has_a_case_or_a_reason() {
@@ -34,7 +23,7 @@ proptest! {
     fn arguments_are_refused_by_name_or_every_result_is_written(seed: u64) {
         // A layer calls functions of the crate below, whose messages name them.
         let names = &exported("moe") | &exported("fused");
-        let wrong: Vec<String> = cases::CASES.iter().filter_map(|case| draw::check(*case, seed, &names).err()).collect();
+        let wrong: Vec<String> = cases::CASES.iter().filter_map(|case| check(*case, seed, &names).err()).collect();
         prop_assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
 }

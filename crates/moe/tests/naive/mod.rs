@@ -1,7 +1,7 @@
 //! A naive layer in f64 that works token by token.
-#![allow(dead_code, reason = "each of the tests uses some of it")]
 
 use moe::{MoeConfig, ScoreFunc};
+use test_kit::random;
 
 /// The input and the weights of a layer, by the indices below.
 pub type Numbers = [Vec<f64>; 9];
@@ -42,18 +42,6 @@ impl Case {
         };
         (self.seed..).map(draw).find(|numbers| reference(self, numbers).margin > margin).unwrap()
     }
-}
-
-/// Uniform numbers in [-1, 1) in steps of 2^-23 (SplitMix64).
-pub fn random(seed: u64, len: usize) -> Vec<f64> {
-    let uniform = |i: usize| {
-        let mut z =
-            seed.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 40) as f64 / (1 << 23) as f64 - 1.0
-    };
-    (0..len).map(uniform).collect()
 }
 
 #[derive(Default)]

@@ -6,11 +6,11 @@ use crate::config::{Config, Source};
 use crate::run::set_vocabulary;
 use crate::units::units;
 use burn::tensor::Device;
-use comm::{TrafficTable, run_ranks};
+use comm::TrafficTable;
 use fsdp::{Category, Fsdp, FsdpError, Share};
 use model::{Batch, ExpertLoads, Parallel, StepContext};
 use std::collections::BTreeMap;
-use std::time::Duration;
+use test_kit::on_ranks;
 
 const T: usize = 8;
 /// Not divisible by any number of ranks.
@@ -64,7 +64,7 @@ fn config(preset: &str, settings: &[&str]) -> Config {
 /// For each rank, the bytes received in its second step and the resident bytes after it.
 fn metered(config: &Config) -> Vec<(Received, usize)> {
     let config = config.clone();
-    run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
+    on_ranks(config.parallel.gpus, move |comm| {
         let (loads, parallel) = (ExpertLoads::new(config.moe.as_ref()), Parallel::new(&config.fsdp(), &comm)?);
         let device = Device::flex();
         let maker = BatchMaker::new(&config, None, parallel.sequences.clone(), &device);
@@ -90,7 +90,6 @@ fn metered(config: &Config) -> Vec<(Received, usize)> {
         let rest = fsdp.memory().now;
         Ok::<_, FsdpError>((step, rest[Category::Parameters] + rest[Category::Optimizer]))
     })
-    .unwrap()
 }
 
 /// Excludes the control numbers, which all ranks reduce.

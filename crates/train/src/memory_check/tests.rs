@@ -298,8 +298,7 @@ fn an_offload_helps_where_the_cpu_has_the_memory_that_a_device_has_not() {
 /// Rank 0 of a real one-step run measures what was estimated for it.
 #[test]
 fn a_run_measures_what_was_estimated() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(300)).unwrap();
+    let folder = test_kit::text_folder(300);
     let source = format!("data.source={}", folder.path().join("text.txt").display());
     let common = ["train.steps=1", "train.val_batches=1", "train.sample_tokens=0", "checkpoint.keep=0", &source];
     let full = "parallel.activation_checkpointing=full";

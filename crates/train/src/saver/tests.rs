@@ -4,11 +4,10 @@ use super::*;
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::Device;
 use checkpoint::Region;
-use comm::run_ranks;
 use fsdp::{Copies, Fsdp, FsdpConfig, Strategy, Units};
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::panic::AssertUnwindSafe;
+use test_kit::on_ranks;
 
 const A_MINUTE: u64 = 60;
 const A_WEEK: u64 = 7 * 24 * 60 * 60;
@@ -27,7 +26,7 @@ fn a_checkpoint_of_ranks_whose_copies_differ_is_not_completed() {
         let run = tempfile::tempdir().unwrap();
         let (folder, linear) = (Folder::of_run(run.path()), linear.clone());
         let of_rank = folder.clone();
-        let found = run_ranks(vec![Device::flex(); 2], Duration::from_secs(60), move |comm| {
+        let found = on_ranks(2, move |comm| {
             let (rank, mut units) = (comm.rank(), Units::<Tensor<3>>::new());
             let first = units.add("first", linear.clone());
             units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone()));
@@ -45,8 +44,7 @@ fn a_checkpoint_of_ranks_whose_copies_differ_is_not_completed() {
             let written = saver.under_way.as_mut().and_then(|save| save.thread.take()).unwrap().join().unwrap();
             fsdp.all_reduce(&[0.0])?;
             Ok::<_, TrainError>(written.err().map(|error| error.to_string()))
-        })
-        .unwrap();
+        });
         let names: Vec<_> = fs::read_dir(folder.step(1).parent().unwrap()).unwrap().flatten().collect();
         match spoilt {
             None => {
@@ -133,9 +131,7 @@ fn a_checkpoint_of_which_one_rank_has_a_parameter_that_is_not_finite_is_not_comp
 
 /// Runs a test with a limit of one second and, if it fails, of ten: a busy machine may delay other ranks or disks too.
 fn patiently(test: impl Fn(u64)) {
-    if std::panic::catch_unwind(AssertUnwindSafe(|| test(1))).is_err() {
-        test(10);
-    }
+    test_kit::patiently([1, 10].map(Duration::from_secs), |limit| test(limit.as_secs()));
 }
 
 #[test]

@@ -178,8 +178,7 @@ mod tests {
     /// Compute and wait times are parts of a step, however many ranks a stage has, and on any axes.
     #[test]
     fn seconds_of_a_stage_are_those_of_one_of_its_ranks() {
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(300)).unwrap();
+        let folder = test_kit::text_folder(300);
         let source = format!("data.source={}", folder.path().join("text.txt").display());
         let common = ["train.steps=2", "train.val_every=0", "train.sample_tokens=0", "checkpoint.keep=0", &source];
         let sizes = ["train.seq_len=64", "train.global_batch_size=4", "train.micro_batch_size=1", "parallel.pp=2"];

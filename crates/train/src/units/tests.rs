@@ -4,13 +4,11 @@ use super::*;
 use crate::batch::{BatchMaker, RowCounts};
 use crate::config::Source;
 use crate::run::set_vocabulary;
-use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Int, Tensor, TensorData};
-use comm::run_ranks;
 use fsdp::{AdamW, FsdpConfig};
 use model::StepContext;
 use std::ops::Range;
-use std::time::Duration;
+use test_kit::{Values, assert_moves, moved, on_ranks};
 
 const T: usize = 8;
 /// Not divisible by any number of ranks.
@@ -112,7 +110,7 @@ fn tokens(rows: &Range<usize>, step: u64, seq_len: usize) -> data::Batch {
 /// gradient shows up whatever the loss does.
 fn moves(config: &Config) -> Moves {
     let config = config.clone();
-    let of_ranks = run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
+    let of_ranks = on_ranks(config.parallel.gpus, move |comm| {
         let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
         let of_fsdp = FsdpConfig { adamw, ..config.fsdp() };
         let (loads, parallel) = (ExpertLoads::new(config.moe.as_ref()), Parallel::new(&of_fsdp, &comm)?);
@@ -125,9 +123,9 @@ fn moves(config: &Config) -> Moves {
         let mine = &MICRO_BATCHES[rank * each..(rank + 1) * each];
         let weights: Vec<f64> = mine.iter().map(|rows| rows.len() as f64).collect();
         let parameters = |fsdp: &Fsdp<Batch>| {
-            let mut flat = Flat(vec![]);
-            new_model(&config, &Device::flex()).gather(fsdp, true)?.expect("it is kept").visit(&mut flat);
-            Ok::<_, FsdpError>(flat.0)
+            let mut values = Values::default();
+            new_model(&config, &Device::flex()).gather(fsdp, true)?.expect("it is kept").visit(&mut values);
+            Ok::<_, FsdpError>(values.in_order())
         };
         let (mut before, mut moves, mut numbers) = (parameters(&fsdp)?, vec![], vec![]);
         for step in 0..3 {
@@ -135,9 +133,7 @@ fn moves(config: &Config) -> Moves {
             let report = fsdp.train_step_with(&batches, &weights, 1e3, Vec::new, None)?;
             numbers.push([report.grad_norm, report.loss, report.aux_loss]);
             let after = parameters(&fsdp)?;
-            let moved =
-                |(before, after): (&Vec<f32>, &Vec<f32>)| before.iter().zip(after).map(|(b, a)| a - b).collect();
-            moves.push(before.iter().zip(&after).map(moved).collect::<Vec<Vec<f32>>>());
+            moves.push(moved(&before, &after));
             before = after;
         }
         let batches: Vec<Batch> =
@@ -145,20 +141,11 @@ fn moves(config: &Config) -> Moves {
         let (loss, of) = fsdp.evaluate(&batches, &weights)?[0];
         numbers.push([of, loss, 0.0]);
         Ok::<_, FsdpError>(((moves, numbers), fsdp.state().copies.digests()))
-    })
-    .unwrap();
+    });
     let (of_ranks, digests): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
     fsdp::compare_copies(digests.iter().map(Vec::as_slice)).unwrap();
     assert!(of_ranks.iter().all(|of_rank| *of_rank == of_ranks[0]), "every rank gathers the same");
     of_ranks.into_iter().next().unwrap()
-}
-
-struct Flat(Vec<Vec<f32>>);
-
-impl ModuleVisitor for Flat {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0.push(param.val().into_data().iter::<f32>().collect());
-    }
 }
 
 #[track_caller]
@@ -176,16 +163,7 @@ fn moves_as_on_one_rank(preset: &str, model: &[&[&str]], layouts: &[&[&str]]) {
                 assert!((found - expected).abs() <= 1e-5 * expected, "{layout:?}: {found_numbers:?}, not {numbers:?}");
             }
         }
-        for (step, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-                assert_eq!(found.len(), expected.len(), "{layout:?}: parameter {i}");
-                let most = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
-                for (found, expected) in found.iter().zip(expected) {
-                    let what = format!("{layout:?}, step {step}: parameter {i} moved by {found}, not {expected}");
-                    assert!((found - expected).abs() <= 1e-5 * most + RESOLUTION, "{what}");
-                }
-            }
-        }
+        assert_moves(&format!("{layout:?}"), &found, &expected, RESOLUTION);
     }
 }
 
@@ -312,7 +290,7 @@ fn every_gradient_of_padded_rows_is_one_ranks() {
 #[test]
 fn the_loss_of_documents_apart_is_the_mean_over_what_each_predicts() {
     let config = config("gpt2", &[GPT2, &["model.dropout=0", "data.document_mask=true"]]);
-    let of_ranks = run_ranks(vec![Device::flex()], Duration::from_secs(60), move |comm| {
+    let of_ranks = on_ranks(1, move |comm| {
         let (loads, parallel) = (ExpertLoads::new(config.moe.as_ref()), Parallel::default());
         let maker = BatchMaker::new(&config, Some(4), parallel.sequences.clone(), &Device::flex());
         let units = units(&config, &loads, &parallel, &Device::flex());
@@ -344,7 +322,7 @@ fn the_loss_of_documents_apart_is_the_mean_over_what_each_predicts() {
             labels,
         ))
     });
-    let (found, expected, labels) = of_ranks.unwrap()[0];
+    let (found, expected, labels) = of_ranks[0];
     assert!(labels < 0.9 * (8 * T) as f64, "{labels} of {} positions predict", 8 * T);
     assert!((found - expected).abs() < 1e-6 * expected, "{found}, not {expected}");
 }
@@ -364,7 +342,7 @@ fn every_gradient_of_deepseek_v3_is_one_ranks() {
 /// traffic is between ranks that share sequences.
 fn received(config: &Config) -> [u64; 3] {
     let config = config.clone();
-    let of_ranks = run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
+    let of_ranks = on_ranks(config.parallel.gpus, move |comm| {
         let of_fsdp = config.fsdp();
         let (loads, parallel) = (ExpertLoads::new(config.moe.as_ref()), Parallel::new(&of_fsdp, &comm)?);
         let maker = BatchMaker::new(&config, Some(4), parallel.sequences.clone(), &Device::flex());
@@ -379,7 +357,7 @@ fn received(config: &Config) -> [u64; 3] {
         let after = count(&fsdp);
         Ok::<_, FsdpError>([0, 1, 2].map(|i| after[i] - before[i]))
     });
-    of_ranks.unwrap()[0]
+    of_ranks[0]
 }
 
 /// The closed forms of docs/parallelism/tensor.md.

@@ -4,8 +4,9 @@
 
 use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
+use tempfile::TempDir;
 
 /// A model of a few thousand parameters whose steps take milliseconds; it reads `text.txt` in the program's working
 /// folder.
@@ -37,6 +38,12 @@ pub const TINY_EXPERTS: &[&str] = &[
     "--set=train.val_batches=2",
     "--set=train.val_every=0",
 ];
+
+/// A folder with a `text.txt` of 2280 bytes: 28 different characters without line ends. The last 228 bytes are the
+/// validation split.
+pub fn folder_with_text() -> TempDir {
+    test_kit::text_folder(60)
+}
 
 /// The program, to run in `folder`; run by the one that `KILN_TEST_RUNNER` names, if that is set.
 pub fn program(folder: &Path, args: &[&str]) -> Command {
@@ -74,9 +81,4 @@ pub fn metrics(run: &Path) -> Vec<Value> {
 /// The values of `key` in the lines that have it.
 pub fn values(metrics: &[Value], key: &str) -> Vec<f64> {
     metrics.iter().filter_map(|line| line.get(key)).map(|value| value.as_f64().unwrap()).collect()
-}
-
-/// A folder of `tests/reference`.
-pub fn reference(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference").join(name)
 }

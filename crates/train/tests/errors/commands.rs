@@ -1,9 +1,10 @@
 //! Mistakes in the arguments of the other commands, in a folder with a run.
 
-use super::common::{TINY, reference, succeed};
+use super::common::{TINY, succeed};
 use super::{all, check, write};
 use std::fs;
 use tempfile::TempDir;
+use test_kit::reference;
 
 /// What is wrong, the arguments, and parts of the answer.
 type WrongArguments = (&'static str, &'static str, &'static [&'static str]);

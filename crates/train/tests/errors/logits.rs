@@ -1,6 +1,5 @@
 //! Mistakes in the folder, the tokens and the output of `train logits`.
 
-use super::common::reference;
 use super::{Mistake, all, check, write};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
@@ -8,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
+use test_kit::reference;
 
 /// A folder that is not a valid model: what is wrong, the reference model it was copied from, the function that spoils
 /// the copy, and parts of the answer.

@@ -1,7 +1,7 @@
 //! Killed runs, damaged checkpoints, full disks, stuck ranks, and non-finite numbers.
 
-use super::{EVERY_THREE, checkpoints, contents, folder_with_text, losses, step_losses};
-use crate::common::{TINY, TINY_EXPERTS, metrics, program, run, succeed};
+use super::{EVERY_THREE, checkpoints, contents, losses, step_losses};
+use crate::common::{TINY, TINY_EXPERTS, folder_with_text, metrics, program, run, succeed};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};

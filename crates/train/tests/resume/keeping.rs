@@ -1,8 +1,8 @@
 //! Which checkpoints are kept, which one a name means, and which one is used if the newest is damaged.
 
 use super::failures::flip;
-use super::{EVERY_THREE, checkpoints, folder_with_text, losses, step_losses};
-use crate::common::{TINY, metrics, program, run, succeed, values};
+use super::{EVERY_THREE, checkpoints, losses, step_losses};
+use crate::common::{TINY, folder_with_text, metrics, program, run, succeed, values};
 use checkpoint::{Checkpoint, Folder, Index, Kind, Piece, Values, Written, write_rank};
 use serde_json::Value;
 use std::fs;

@@ -6,21 +6,14 @@ mod failures;
 mod keeping;
 
 use checkpoint::{Checkpoint, Folder, Kind, Parameter};
-use common::{TINY, metrics, run, succeed, values};
+use common::{TINY, folder_with_text, metrics, run, succeed, values};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use tempfile::TempDir;
 use train::config::{Config, Source};
 use train::{RunOptions, TrainError};
 
 const EVERY_THREE: &[&str] = &["--set=checkpoint.every=3", "--set=train.micro_batch_size=1"];
-
-fn folder_with_text() -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(60)).unwrap();
-    folder
-}
 
 /// Trains in `folder/out`; returns the losses of its steps.
 fn losses(folder: &Path, args: &[&[&str]], out: &str) -> Vec<f64> {

@@ -3,6 +3,11 @@
 //! A call either panics with a message that begins with the name of a public function, or returns what is documented,
 //! with every element written. A call with valid, nonempty arguments does not panic.
 
+mod exports;
+
+pub use exports::exported;
+
+use crate::Random;
 use burn::tensor::{DType, Device, Gradients, Int, Tensor, TensorData};
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -18,7 +23,7 @@ type Leaf = Box<dyn Fn(&Gradients) -> Option<(Vec<usize>, Vec<usize>, Vec<f32>)>
 
 /// Draws arguments and checks results.
 pub struct Draw {
-    random: u64,
+    random: Random,
     /// The dtype of floats.
     dtype: DType,
     /// Whether sizes may be 0.
@@ -35,7 +40,7 @@ pub struct Draw {
 impl Draw {
     fn new(seed: u64) -> Self {
         let mut draw = Self {
-            random: seed,
+            random: Random(seed),
             dtype: DType::F32,
             empty: false,
             wrong: usize::MAX,
@@ -50,26 +55,22 @@ impl Draw {
         draw
     }
 
-    /// The next number of SplitMix64.
-    fn next(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
+    /// Draws a number below `end`, or 0 if `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
-        (self.next() % end.max(1) as u64) as usize
+        self.random.below(end)
     }
 
+    /// Draws one of these values.
     pub fn one_of<T: Copy, const N: usize>(&mut self, values: [T; N]) -> T {
         values[self.below(N)]
     }
 
+    /// Draws whether something is the case.
     pub fn coin(&mut self) -> bool {
         self.below(2) == 0
     }
 
+    /// Returns the dtype of floats in this call.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -85,7 +86,7 @@ impl Draw {
         self.arguments - 1 == self.wrong
     }
 
-    /// Draws an argument that is a number.
+    /// Draws an argument that is a number: `right`, or one that may be invalid.
     pub fn number(&mut self, right: usize) -> usize {
         let number = if self.is_wrong() { self.another(right) } else { right };
         self.changed |= number != right;
@@ -173,6 +174,9 @@ impl Draw {
     }
 
     /// Checks that a result has this shape and is finite, as all arguments are.
+    ///
+    /// # Panics
+    /// If it is not.
     pub fn output<const D: usize>(&mut self, result: Tensor<D>, shape: [usize; D]) {
         assert_eq!(result.dims(), shape, "the shape of a result");
         self.values(result.clone().into_data().iter::<f32>().collect(), shape.iter().product());
@@ -180,7 +184,10 @@ impl Draw {
         self.loss = Some(self.loss.take().map_or(sum.clone(), |loss| loss + sum));
     }
 
-    /// The same for plain numbers.
+    /// Checks that a result has this many numbers, all finite.
+    ///
+    /// # Panics
+    /// If it has not.
     pub fn values(&mut self, values: Vec<f32>, len: usize) {
         assert_eq!(values.len(), len, "the number of results");
         let unwritten = values.iter().filter(|value| !value.is_finite()).count();
@@ -203,8 +210,11 @@ impl Draw {
     }
 }
 
-/// Calls a function with arguments that depend on the seed; `names` lists all public functions. Returns an error that
-/// says what is wrong.
+/// Calls a function with arguments that depend on the seed; `names` lists all public functions.
+///
+/// # Errors
+/// If the function panics although its arguments are valid, if the message of its panic does not begin with one of the
+/// names, or if a result is not what the case expects.
 pub fn check((name, case): Case, seed: u64, names: &BTreeSet<String>) -> Result<(), String> {
     cpu::poison_uninitialised(true);
     let mut draw = Draw::new(seed);

@@ -4,8 +4,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Returns the functions, and the methods as `Type::method`, that a crate exports without features.
-pub fn of(src: &Path) -> BTreeSet<String> {
+/// Returns the functions, and the methods as `Type::method`, that a crate of the workspace exports without features.
+///
+/// # Panics
+/// If there is no such crate.
+pub fn exported(name: &str) -> BTreeSet<String> {
+    let src = &Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src");
     let mut names = BTreeSet::new();
     module(&src.join("lib.rs"), src, &mut names);
     let is_type = |name: &String| name.starts_with(char::is_uppercase);
