@@ -60,15 +60,19 @@ fn every_key_says_what_it_is_for() {
 
 #[test]
 fn the_page_of_all_keys_is_what_the_program_prints() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let path = root.join("docs/configuration.md");
     let page = fs::read_to_string(&path).unwrap();
-    let mark = "KILN_WRITE_DOCS=1 cargo test -p train --lib config -->\n\n";
+    let command = "KILN_WRITE_DOCS=1 cargo test --workspace --lib config::";
+    let contributing = fs::read_to_string(root.join("CONTRIBUTING.md")).unwrap();
+    assert!(contributing.contains(command), "CONTRIBUTING.md does not name `{command}`");
+    let mark = format!("{command} -->\n\n");
     let (introduction, _) =
-        page.split_once(mark).unwrap_or_else(|| page.split_once(mark.trim_end()).expect("the mark is there"));
+        page.split_once(&mark).unwrap_or_else(|| page.split_once(mark.trim_end()).expect("the mark is there"));
     let written = format!("{introduction}{mark}{}", reference());
     if std::env::var_os("KILN_WRITE_DOCS").is_some() {
         fs::write(&path, written).unwrap();
     } else {
-        assert!(page == written, "docs/configuration.md is not what the code says: {mark} writes it anew");
+        assert!(page == written, "docs/configuration.md is not what the code says: `{command}` writes it anew");
     }
 }
