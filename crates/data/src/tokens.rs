@@ -1,36 +1,23 @@
-//! Token files: shards that are read in place, and the writer of new ones.
-//!
-//! ```text
-//! llm.c     256 x i32 header [20240520, 1, tokens, 0...] then u16 tokens; [20240801, 7, tokens, 0...] then u32 tokens
-//! nanoGPT   u16 tokens, no header
-//! ```
-//!
-//! All numbers are little-endian. Files stay open and are read at each batch's position, not mapped. So a file that is
-//! truncated while in use, or a failing disk, is an error and does not end the process.
+//! Streams of tokens: in files that are read in place, or in memory.
+
+mod file;
+mod writer;
 
 use std::fs::File;
-use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
+use self::file::{TokenFile, u16s, u32s};
+use crate::DataError;
 use crate::progress::Progress;
 use crate::source::hash_part;
-use crate::{DataError, Shard};
 
-const HEADER_BYTES: u64 = 1024;
-/// Magic number and version of files with 16-bit tokens.
-const LLMC_U16: [u32; 2] = [20_240_520, 1];
-/// Magic number and version of files with 32-bit tokens.
-const LLMC_U32: [u32; 2] = [20_240_801, 7];
-
-/// Tokens at the start of a shard that are compared with the vocabulary when it is opened: enough to detect a wrong
-/// tokenizer without reading a corpus of terabytes. Training compares the others batch by batch.
-const CHECKED_TOKENS: u64 = 1_000_000;
+pub use self::file::digest;
+pub use self::writer::ShardWriter;
 
 /// Tokens that a pass over all of them reads at once.
 const PASS_TOKENS: u64 = 1 << 20;
@@ -67,16 +54,6 @@ impl Part {
 enum Bytes {
     File(TokenFile),
     Memory(Vec<u32>),
-}
-
-/// An open file of `len` tokens of `width` bytes, 2 or 4, that start at `offset`.
-#[derive(Debug)]
-struct TokenFile {
-    path: PathBuf,
-    file: File,
-    offset: u64,
-    width: u64,
-    len: u64,
 }
 
 impl Tokens {
@@ -235,84 +212,6 @@ impl Bytes {
     }
 }
 
-impl TokenFile {
-    fn open(path: &Path) -> Result<Self, DataError> {
-        let failed = |error| DataError::read(path, error);
-        let wrong = |problem: String| DataError::Tokens { path: path.into(), problem };
-        let file = File::open(path).map_err(failed)?;
-        let metadata = file.metadata().map_err(failed)?;
-        if !metadata.is_file() {
-            return Err(wrong("is no regular file".into()));
-        }
-        let bytes = metadata.len();
-        if bytes == 0 {
-            return Err(DataError::Empty { path: path.into() });
-        }
-        let mut words = [0; 12];
-        let words = &mut words[..bytes.min(12) as usize];
-        file.read_exact_at(words, 0).map_err(failed)?;
-        let header: Vec<u32> = u32s(words).collect();
-        let of_width = |offset, width| Self { path: path.into(), file, offset, width, len: (bytes - offset) / width };
-        let width = match header.get(..2) {
-            Some(magic) if magic == LLMC_U16 => 2,
-            Some(magic) if magic == LLMC_U32 => 4,
-            Some(&[magic, version]) if [LLMC_U16[0], LLMC_U32[0]].contains(&magic) && bytes >= HEADER_BYTES => {
-                let expected = if magic == LLMC_U16[0] { LLMC_U16[1] } else { LLMC_U32[1] };
-                return Err(wrong(format!("its header has version {version} where {expected} is known")));
-            }
-            _ if bytes.is_multiple_of(2) => return Ok(of_width(0, 2)),
-            _ => return Err(wrong(format!("has no llm.c header, and {bytes} bytes are no 16-bit tokens"))),
-        };
-        let expected = HEADER_BYTES + header.get(2).map_or(0, |&tokens| u64::from(tokens)) * width;
-        if bytes != expected {
-            return Err(wrong(format!("its header says {expected} bytes, but it has {bytes}")));
-        }
-        Ok(of_width(HEADER_BYTES, width))
-    }
-
-    /// The bytes of a range of tokens.
-    fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>, DataError> {
-        let mut bytes = vec![0; ((range.end - range.start) * self.width) as usize];
-        self.file.read_exact_at(&mut bytes, self.offset + range.start * self.width).map_err(|error| {
-            match error.kind() {
-                ErrorKind::UnexpectedEof => {
-                    let problem = format!("was cut short while it is in use: it ends before token {}", range.end);
-                    DataError::Tokens { path: self.path.clone(), problem }
-                }
-                _ => DataError::read(&self.path, error),
-            }
-        })?;
-        Ok(bytes)
-    }
-
-    /// Checks that the first [`CHECKED_TOKENS`] tokens are below `vocab_size`.
-    fn check(&self, vocab_size: usize) -> Result<(), DataError> {
-        if self.width == 2 && vocab_size > usize::from(u16::MAX) {
-            return Ok(());
-        }
-        let bytes = self.bytes(0..self.len.min(CHECKED_TOKENS))?;
-        let outside = |&(_, token): &(u64, u32)| token as usize >= vocab_size;
-        let found = match self.width {
-            2 => (0..).zip(u16s(&bytes)).find(outside),
-            _ => (0..).zip(u32s(&bytes)).find(outside),
-        };
-        match found {
-            None => Ok(()),
-            Some((position, token)) => {
-                Err(DataError::TokenRange { path: self.path.clone(), token, position, vocab_size })
-            }
-        }
-    }
-}
-
-fn u16s(bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
-    bytes.as_chunks().0.iter().map(|&bytes| u32::from(u16::from_le_bytes(bytes)))
-}
-
-fn u32s(bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
-    bytes.as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes))
-}
-
 /// Raises this process's limit of open files as far as the system allows, if this many more may exceed the usual 1024.
 fn allow_open_files(files: usize) {
     if files > 256 {
@@ -327,97 +226,9 @@ fn allow_open_files(files: usize) {
     }
 }
 
-/// SHA-256 of a file, in hexadecimal digits. Calls `read` with the number of bytes of each read.
-pub fn digest(file: &File, mut read: impl FnMut(u64)) -> io::Result<String> {
-    let (mut hash, mut buffer, mut at) = (Sha256::new(), vec![0; 1 << 20], 0);
-    let len = file.metadata()?.len();
-    while at < len {
-        let now = buffer.len().min((len - at) as usize);
-        file.read_exact_at(&mut buffer[..now], at)?;
-        hash.update(&buffer[..now]);
-        at += now as u64;
-        read(now as u64);
-    }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-/// Writes a stream of tokens into shards `train-000000.bin`, `train-000001.bin`...
-pub struct ShardWriter {
-    folder: PathBuf,
-    magic: [u32; 2],
-    shard_tokens: u64,
-    open: Option<BufWriter<File>>,
-    shards: Vec<Shard>,
-}
-
-impl ShardWriter {
-    pub fn new(folder: &Path, vocab_size: usize, shard_tokens: u64) -> Self {
-        let magic = if vocab_size <= 1 << 16 { LLMC_U16 } else { LLMC_U32 };
-        // The header's count is a signed 32-bit number.
-        let shard_tokens = shard_tokens.clamp(1, i32::MAX as u64);
-        Self { folder: folder.into(), magic, shard_tokens, open: None, shards: Vec::new() }
-    }
-
-    /// Appends tokens, starting a new shard whenever one is full.
-    pub fn write(&mut self, mut tokens: &[u32]) -> Result<(), DataError> {
-        while !tokens.is_empty() {
-            if self.open.is_none() {
-                self.start()?;
-            }
-            let (Some(file), Some(shard)) = (&mut self.open, self.shards.last_mut()) else { unreachable!("started") };
-            let (now, later) = tokens.split_at(tokens.len().min((self.shard_tokens - shard.tokens) as usize));
-            let bytes: Vec<u8> = match self.magic {
-                LLMC_U16 => now.iter().flat_map(|&token| (token as u16).to_le_bytes()).collect(),
-                _ => now.iter().flat_map(|&token| token.to_le_bytes()).collect(),
-            };
-            file.write_all(&bytes).map_err(|error| DataError::write(&self.folder.join(&shard.file), error))?;
-            shard.tokens += now.len() as u64;
-            if shard.tokens == self.shard_tokens {
-                self.end()?;
-            }
-            tokens = later;
-        }
-        Ok(())
-    }
-
-    /// Ends the last shard and returns all shards.
-    pub fn finish(mut self) -> Result<Vec<Shard>, DataError> {
-        self.end()?;
-        Ok(self.shards)
-    }
-
-    fn start(&mut self) -> Result<(), DataError> {
-        let name = Shard::name(self.shards.len());
-        let path = self.folder.join(&name);
-        let failed = |error| DataError::write(&path, error);
-        let mut file = BufWriter::with_capacity(
-            1 << 20,
-            File::options().read(true).write(true).create_new(true).open(&path).map_err(failed)?,
-        );
-        file.write_all(&[0; HEADER_BYTES as usize]).map_err(failed)?;
-        self.open = Some(file);
-        self.shards.push(Shard { file: name, tokens: 0, sha256: None });
-        Ok(())
-    }
-
-    /// Writes the header, whose count is now known, syncs the file, and stores its digest.
-    fn end(&mut self) -> Result<(), DataError> {
-        let (Some(file), Some(shard)) = (self.open.take(), self.shards.last_mut()) else { return Ok(()) };
-        let words = [self.magic[0], self.magic[1], shard.tokens as u32];
-        let header: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
-        let written = file.into_inner().map_err(|error| error.into_error()).and_then(|mut file| {
-            file.seek(SeekFrom::Start(0))?;
-            file.write_all(&header)?;
-            file.sync_all()?;
-            digest(&file, |_| {})
-        });
-        shard.sha256 = Some(written.map_err(|error| DataError::write(&self.folder.join(&shard.file), error))?);
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::file::{CHECKED_TOKENS, HEADER_BYTES};
     use super::*;
     use proptest::prelude::*;
 
