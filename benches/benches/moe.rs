@@ -96,7 +96,7 @@ fn operations(criterion: &mut Criterion, name: &str, e: usize, k: usize, h: usiz
     bench("permute", &|| drop(black_box(permute(x_nd.clone(), &placed))));
     bench("unpermute", &|| drop(black_box(unpermute(x_rd.clone(), gates_kn.clone(), &placed))));
     bench("silu_mul", &|| drop(black_box(silu_mul(y_rh.clone(), y_rh.clone()))));
-    bench("grouped_gemm", &|| drop(black_box(grouped_gemm(x_rd.clone(), up_edh.clone(), &placed.segments))));
+    bench("grouped_gemm", &|| drop(black_box(grouped_gemm(x_rd.clone(), up_edh.clone(), &placed.expert_offsets))));
     drop(group);
     gradients(criterion, name, x_rd, up_edh, &placed);
 }
@@ -108,7 +108,7 @@ fn gradients(criterion: &mut Criterion, name: &str, x_rd: Tensor<2>, up_edh: Ten
         bencher.iter(|| {
             let x_rd = Tensor::from_inner(x_rd.clone()).require_grad();
             let up_edh = Tensor::from_inner(up_edh.clone()).require_grad();
-            black_box(grouped_gemm(x_rd, up_edh, &placed.segments).sum().backward())
+            black_box(grouped_gemm(x_rd, up_edh, &placed.expert_offsets).sum().backward())
         });
     });
 }

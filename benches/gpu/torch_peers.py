@@ -95,12 +95,12 @@ class Peers:
 
     def products(self, case, dtype):
         """The three products of a case that the binary has measured, on its segments."""
-        model, ends = case["model"], case["segments"][1:]
+        model, ends = case["model"], case["expert_offsets"][1:]
         e, p, q = model["experts"] // model["ep"], model["d"], model["h"]
         x, d_y = self.random(case["rows"], p, dtype=DTYPES[dtype]), self.random(case["rows"], q, dtype=DTYPES[dtype])
         weight = self.random(e, p, q, dtype=DTYPES[dtype])
         offsets = torch.tensor(ends, dtype=torch.int32, device=self.device)
-        ranges = [(i, slice(a, b)) for i, (a, b) in enumerate(zip(case["segments"], ends)) if b > a]
+        ranges = [(i, slice(a, b)) for i, (a, b) in enumerate(zip(case["expert_offsets"], ends)) if b > a]
         y, d_x, d_weight = torch.empty_like(d_y), torch.empty_like(x), torch.zeros_like(weight)
 
         def loop(out, left, right, of_rows):

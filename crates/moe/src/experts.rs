@@ -32,10 +32,10 @@ impl Experts {
         Self { gate_proj: stack(d, h), up_proj: stack(d, h), down_proj: stack(h, d) }
     }
 
-    /// Computes `down(silu(gate(x)) * up(x))` for each row of `x_rd` with its expert. For `segments` see
+    /// Computes `down(silu(gate(x)) * up(x))` for each row of `x_rd` with its expert. For `expert_offsets` see
     /// [`dispatch`](crate::kernels::dispatch).
-    pub fn forward(&self, x_rd: Tensor<2>, segments: &Tensor<1, Int>) -> Tensor<2> {
-        experts(x_rd, &self.weights(), segments)
+    pub fn forward(&self, x_rd: Tensor<2>, expert_offsets: &Tensor<1, Int>) -> Tensor<2> {
+        experts(x_rd, &self.weights(), expert_offsets)
     }
 
     /// The weights of gate, up and down.
@@ -45,10 +45,14 @@ impl Experts {
 }
 
 /// [`Experts::forward`] with these weights: gate, up and down.
-pub(crate) fn experts(x_rd: Tensor<2>, [gate, up, down]: &[Tensor<3>; 3], segments: &Tensor<1, Int>) -> Tensor<2> {
-    let gate_rh = grouped_gemm(x_rd.clone(), gate.clone(), segments);
-    let up_rh = grouped_gemm(x_rd, up.clone(), segments);
-    grouped_gemm(silu_mul(gate_rh, up_rh), down.clone(), segments)
+pub(crate) fn experts(
+    x_rd: Tensor<2>,
+    [gate, up, down]: &[Tensor<3>; 3],
+    expert_offsets: &Tensor<1, Int>,
+) -> Tensor<2> {
+    let gate_rh = grouped_gemm(x_rd.clone(), gate.clone(), expert_offsets);
+    let up_rh = grouped_gemm(x_rd, up.clone(), expert_offsets);
+    grouped_gemm(silu_mul(gate_rh, up_rh), down.clone(), expert_offsets)
 }
 
 /// The backward of [`experts`] as a function: maps its input and the gradient of its output to the gradients of the
@@ -57,21 +61,22 @@ pub(crate) fn experts_backward(
     x_rd: Tensor<2>,
     d_y_rd: Tensor<2>,
     [gate, up, down]: &[Tensor<3>; 3],
-    segments: &Tensor<1, Int>,
+    expert_offsets: &Tensor<1, Int>,
 ) -> (Tensor<2>, [Tensor<3>; 3]) {
-    let half =
-        |weight: &Tensor<3>| Tensor::from_inner(grouped_gemm(x_rd.clone(), weight.clone(), segments)).require_grad();
+    let half = |weight: &Tensor<3>| {
+        Tensor::from_inner(grouped_gemm(x_rd.clone(), weight.clone(), expert_offsets)).require_grad()
+    };
     let (gate_rh, up_rh) = (half(gate), half(up));
     let hidden_rh = silu_mul(gate_rh.clone(), up_rh.clone());
-    let d_down = weight_gradient(hidden_rh.clone().inner(), d_y_rd.clone(), segments);
-    let d_hidden_rh = rows_gradient(d_y_rd, down.clone(), segments);
+    let d_down = weight_gradient(hidden_rh.clone().inner(), d_y_rd.clone(), expert_offsets);
+    let d_hidden_rh = rows_gradient(d_y_rd, down.clone(), expert_offsets);
     // A scalar that has this gradient.
     let number = Tensor::<1>::zeros([1], (&x_rd.device(), x_rd.dtype()));
     let mut gradients = with_gradient(hidden_rh, number, move |_| flat(d_hidden_rh.clone())).backward();
     let [d_gate_rh, d_up_rh] =
         [gate_rh, up_rh].map(|half| half.grad_remove(&mut gradients).expect("it is a leaf of this graph"));
-    let d_x_rd =
-        rows_gradient(d_gate_rh.clone(), gate.clone(), segments) + rows_gradient(d_up_rh.clone(), up.clone(), segments);
-    let [d_gate, d_up] = [d_gate_rh, d_up_rh].map(|d_half| weight_gradient(x_rd.clone(), d_half, segments));
+    let d_x_rd = rows_gradient(d_gate_rh.clone(), gate.clone(), expert_offsets)
+        + rows_gradient(d_up_rh.clone(), up.clone(), expert_offsets);
+    let [d_gate, d_up] = [d_gate_rh, d_up_rh].map(|d_half| weight_gradient(x_rd.clone(), d_half, expert_offsets));
     (d_x_rd, [d_gate, d_up, d_down])
 }

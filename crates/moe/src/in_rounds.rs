@@ -54,7 +54,7 @@ impl InRounds {
         for round in 0..self.rounds.len() {
             let x_ad = self.there(x, round)?;
             let placed = self.placed(&x_ad, round);
-            let y_rd = experts(permute(x_ad, &placed), weights, &placed.segments);
+            let y_rd = experts(permute(x_ad, &placed), weights, &placed.expert_offsets);
             parts.push(self.back(in_order_of_arrival(y_rd, &placed), round)?);
         }
         Ok(self.joined(parts, x))
@@ -72,7 +72,7 @@ impl InRounds {
             let (x_ad, d_y_ad) = (self.there(x, round)?, self.there(&d_y, round)?);
             let placed = self.placed(&x_ad, round);
             let [x_rd, d_y_rd] = [x_ad, d_y_ad].map(|arrived| permute(arrived, &placed));
-            let (d_x_rd, d_weights) = experts_backward(x_rd, d_y_rd, weights, &placed.segments);
+            let (d_x_rd, d_weights) = experts_backward(x_rd, d_y_rd, weights, &placed.expert_offsets);
             parts.push(self.back(in_order_of_arrival(d_x_rd, &placed), round)?);
             let d_weights = d_weights.map(widened);
             sums = Some(match sums {
@@ -129,7 +129,7 @@ impl InRounds {
 
 /// Puts rows that are sorted by expert into the order in which they arrived.
 fn in_order_of_arrival(y_rd: Tensor<2>, placed: &Dispatched) -> Tensor<2> {
-    let gates = Tensor::ones([1, placed.slot_kn.dims()[1]], (&y_rd.device(), DType::F32));
+    let gates = Tensor::ones([1, placed.row_of_kn.dims()[1]], (&y_rd.device(), DType::F32));
     unpermute(y_rd, gates, placed)
 }
 

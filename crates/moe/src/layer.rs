@@ -98,7 +98,7 @@ impl MoeLayer {
         ranks: &SequenceRanks,
     ) -> MoeOutput {
         let tile = grouped_gemm::tile_rows(&x_bsd);
-        let experts = |x_rd, placed: &Dispatched| self.experts.forward(x_rd, &placed.segments);
+        let experts = |x_rd, placed: &Dispatched| self.experts.forward(x_rd, &placed.expert_offsets);
         self.forward_with(x_bsd, noise, capacity, tile, ranks, Box::new(experts))
     }
 
@@ -158,7 +158,7 @@ impl MoeLayer {
                 let all_cn = all_rows(candidates_cn, [b, s], ranks);
                 let all_kn = if overflow == Overflow::Reroute { rerouted(all_cn, capacity) } else { all_cn };
                 let of_all = dispatch(all_kn.clone(), self.config.dispatch_rule(b, Some(capacity), 1));
-                let with_room_kn = all_kn.clone().mask_fill(of_all.slot_kn.lower_elem(0), -1);
+                let with_room_kn = all_kn.clone().mask_fill(of_all.row_of_kn.lower_elem(0), -1);
                 let here = |of_all_kn| rows_here(of_all_kn, [b, s], ranks);
                 (here(all_kn), dispatch(here(with_room_kn), self.config.dispatch_rule(b, None, tile)))
             }

@@ -1,7 +1,7 @@
 //! Mixture of experts: a router sends each token to its `top_k` experts, and combines their outputs by weight.
 //!
 //! ```text
-//! x_btd ─ router ─> candidates_cn ─ [reroute] ─ dispatch ─> slot_kn, source_r, segments
+//! x_btd ─ router ─> candidates_cn ─ [reroute] ─ dispatch ─> row_of_kn, assignment_of_r, expert_offsets
 //!                └> gates_kn ─────────────────────────────────────────────────────────────────┐
 //! x_nd ─ permute ─> x_rd ─ grouped_gemm ─ silu_mul ─ grouped_gemm ─> y_rd ─────────── unpermute ─> y_btd
 //! ```

@@ -108,7 +108,7 @@ impl ExpertParallel {
         let arriving = rounds.arriving_by_expert(0);
         let by_expert = by_expert(&arriving, arriving.len() / self.comm.world_size(), &x_ad);
         let gates = Tensor::ones([1, x_ad.dims()[0]], &x_ad.device());
-        let y_rd = layer.experts.forward(permute(x_ad, &by_expert), &by_expert.segments);
+        let y_rd = layer.experts.forward(permute(x_ad, &by_expert), &by_expert.expert_offsets);
         let y_ad = unpermute(y_rd, gates, &by_expert);
 
         exchange.reversed().forward(y_ad)

@@ -10,7 +10,7 @@ pub struct MoeStats {
     choices_kn: Tensor<2, Int>,
     experts_kn: Tensor<2, Int>,
     gates_kn: Tensor<2>,
-    slot_kn: Tensor<2, Int>,
+    row_of_kn: Tensor<2, Int>,
     kept_e: Tensor<1, Int>,
     pub(crate) sequences: usize,
 }
@@ -23,8 +23,8 @@ impl MoeStats {
         placed: &Dispatched,
         sequences: usize,
     ) -> Self {
-        let Dispatched { slot_kn, kept_e, .. } = placed.clone();
-        Self { choices_kn, experts_kn, gates_kn, slot_kn, kept_e, sequences }
+        let Dispatched { row_of_kn, kept_e, .. } = placed.clone();
+        Self { choices_kn, experts_kn, gates_kn, row_of_kn, kept_e, sequences }
     }
 
     fn experts(&self) -> usize {
@@ -48,7 +48,7 @@ impl MoeStats {
 
     /// Returns the number of choices of each expert that no expert took, `[e]`.
     pub fn dropped_e(&self) -> Tensor<1, Int> {
-        let dropped_kn = self.slot_kn.clone().lower_elem(0);
+        let dropped_kn = self.row_of_kn.clone().lower_elem(0);
         let lost_kn = self.choices_kn.clone().mask_fill(dropped_kn.bool_not(), -1);
         route::count(lost_kn, 1, self.experts()).squeeze_dim(0)
     }

@@ -165,10 +165,10 @@ fn numbers_that_no_expert_has_count_for_nobody() {
             order: Order::Token,
             layout: Layout::Sorted { tile: 1 },
         };
-        let Dispatched { slot_kn, .. } = dispatch(experts(), rule);
-        let slots = ints(slot_kn);
-        assert_eq!([0, 2, 3].map(|token| slots[token]), [-1; 3]);
-        assert_eq!([4, 1, 5].map(|token| slots[token]), [0, 1, 2], "expert 1, then expert 2 in the order of tokens");
+        let Dispatched { row_of_kn, .. } = dispatch(experts(), rule);
+        let row_of = ints(row_of_kn);
+        assert_eq!([0, 2, 3].map(|token| row_of[token]), [-1; 3]);
+        assert_eq!([4, 1, 5].map(|token| row_of[token]), [0, 1, 2], "expert 1, then expert 2 in the order of tokens");
         let candidates = int(&[-1, 1 << 20, 3, 2, 2, 1], [2, 3], &device);
         let rule = RerouteRule { top_k: 1, experts: 4, groups: 1, capacity: 1, order: Order::Token };
         assert_eq!(ints(reroute(candidates, rule)), [2, -1, 3], "the first token's reserve is taken");
@@ -229,9 +229,9 @@ fn rows_agree() {
                 agree(&format!("dispatch k={k} n={n} {rule:?}"), |device| {
                     let placed = dispatch(int(&chosen, [k, n], device), rule);
                     vec![
-                        Output::ints(placed.slot_kn),
-                        Output::ints(placed.source_r),
-                        Output::ints(placed.segments),
+                        Output::ints(placed.row_of_kn),
+                        Output::ints(placed.assignment_of_r),
+                        Output::ints(placed.expert_offsets),
                         Output::ints(placed.kept_e),
                     ]
                 });
@@ -305,7 +305,7 @@ fn more_rows_than_cubes_agree() {
         vec![
             Output::ints(count(int(&chosen, [1, n], device), n, 2)),
             Output::floats(scores(f32s(&weight, [n, 1], device), ScoreFunc::Sigmoid)),
-            Output::ints(placed.slot_kn),
+            Output::ints(placed.row_of_kn),
             Output::floats(y),
             Output::floats(x.grad(&gradients).unwrap()),
             Output::floats(g.grad(&gradients).unwrap()),

@@ -28,7 +28,7 @@ fn graph(dtype: DType, device: &Device) -> Graph {
     let weights: Vec<Tensor<2>> = (0..7).map(|i| leaf(i, [D, D], dtype, device)).collect();
     let others: Vec<Tensor<1>> = (0..3).map(|i| leaf(20 + i, [D], dtype, device)).collect();
     let (x, experts) = (leaf(40, [ROWS, D], dtype, device), leaf(41, [2, D, D], dtype, device));
-    let segments = int(&[0, 2, ROWS as i32], [3], device).autodiff();
+    let expert_offsets = int(&[0, 2, ROWS as i32], [3], device).autodiff();
 
     // The first weight is used twice; the rows of the second product are not kept.
     let y = linear(linear(x.clone(), weights[0].clone(), Some(others[0].clone())), weights[0].clone(), None);
@@ -38,7 +38,7 @@ fn graph(dtype: DType, device: &Device) -> Graph {
     let y = linear_transposed(y, weights[4].clone());
     let [h, y] = linear_add_rms_norm(y, weights[5].clone(), x.clone(), others[1].clone(), 1e-3);
     let [h, y] = linear_add_layer_norm(y, weights[6].clone(), None, h, others[2].clone(), None, 1e-3);
-    let y = grouped_gemm(y, experts.clone(), &segments) + h;
+    let y = grouped_gemm(y, experts.clone(), &expert_offsets) + h;
     let loss = y.cast(DType::F32).powi_scalar(2).mean();
     Graph { weights, experts, others, x, loss }
 }

@@ -11,7 +11,7 @@ struct Case {
     r: usize,
     p: usize,
     q: usize,
-    segments: Vec<i32>,
+    expert_offsets: Vec<i32>,
 }
 
 struct Products {
@@ -21,12 +21,12 @@ struct Products {
 }
 
 fn reference(case: &Case, x: &[f32], weight: &[f32], d_y: &[f32]) -> Products {
-    let Case { r, p, q, segments } = case;
+    let Case { r, p, q, expert_offsets } = case;
     let (r, p, q) = (*r, *p, *q);
     let mut y = vec![0f64; r * q];
     let mut d_x = vec![0f64; r * p];
     let mut d_weight = vec![0f64; weight.len()];
-    for (e, borders) in segments.windows(2).enumerate() {
+    for (e, borders) in expert_offsets.windows(2).enumerate() {
         for row in borders[0] as usize..borders[1] as usize {
             for i in 0..p {
                 for j in 0..q {
@@ -44,11 +44,11 @@ fn reference(case: &Case, x: &[f32], weight: &[f32], d_y: &[f32]) -> Products {
 
 fn run(case: &Case, x: &[f32], weight: &[f32], d_y: &[f32], dtype: DType) -> Products {
     let device = testing::device().autodiff();
-    let e = case.segments.len() - 1;
+    let e = case.expert_offsets.len() - 1;
     let x = float(x, [case.r, case.p], dtype, &device).require_grad();
     let weight = float(weight, [e, case.p, case.q], dtype, &device).require_grad();
-    let segments = int(&case.segments, [e + 1], &device);
-    let y = grouped_gemm(x.clone(), weight.clone(), &segments);
+    let expert_offsets = int(&case.expert_offsets, [e + 1], &device);
+    let y = grouped_gemm(x.clone(), weight.clone(), &expert_offsets);
     let gradients = match dtype {
         DType::F32 => (y.clone() * float(d_y, [case.r, case.q], dtype, &device)).backward(),
         // Burn's bf16 product does not compile on every CPU, so the gradient of `y` is 1.
@@ -62,7 +62,7 @@ fn run(case: &Case, x: &[f32], weight: &[f32], d_y: &[f32], dtype: DType) -> Pro
 }
 
 fn check(case: &Case, dtype: DType) {
-    let e = case.segments.len() - 1;
+    let e = case.expert_offsets.len() - 1;
     let (x, weight) = (eighths(1, case.r * case.p), eighths(2, e * case.p * case.q));
     let d_y = if dtype == DType::F32 { eighths(3, case.r * case.q) } else { vec![1.0; case.r * case.q] };
     let (got, want) = (run(case, &x, &weight, &d_y, dtype), reference(case, &x, &weight, &d_y));
@@ -82,12 +82,12 @@ fn check(case: &Case, dtype: DType) {
 
 /// Segments of these lengths, followed by `tail` rows.
 fn case(lengths: &[usize], tail: usize, p: usize, q: usize) -> Case {
-    let mut segments = vec![0];
-    segments.extend(lengths.iter().scan(0, |end, length| {
+    let mut expert_offsets = vec![0];
+    expert_offsets.extend(lengths.iter().scan(0, |end, length| {
         *end += *length as i32;
         Some(*end)
     }));
-    Case { r: lengths.iter().sum::<usize>() + tail, p, q, segments }
+    Case { r: lengths.iter().sum::<usize>() + tail, p, q, expert_offsets }
 }
 
 /// Names and cases; widths are multiples of 4 or not, and more or less than a tile.
@@ -188,8 +188,8 @@ fn can_run(tier: Tier) -> Result<(), String> {
     let device = testing::device();
     let x = float(&[1.0; 64], [8, 8], DType::BF16, &device);
     let weight = float(&[1.0; 64], [1, 8, 8], DType::BF16, &device);
-    let segments = int(&[0, 8], [2], &device);
-    let run = || grouped_gemm(x, weight, &segments).into_data();
+    let expert_offsets = int(&[0, 8], [2], &device);
+    let run = || grouped_gemm(x, weight, &expert_offsets).into_data();
     match std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
         Ok(_) => Ok(()),
         Err(panic) => {
@@ -208,8 +208,8 @@ fn kernels_and_plain_rust_agree() {
     let on = |device: &Device| {
         let x = float(&x, [case.r, case.p], DType::F32, device);
         let weight = float(&weight, [4, case.p, case.q], DType::F32, device);
-        let segments = int(&case.segments, [5], device);
-        floats(grouped_gemm(x, weight, &segments))
+        let expert_offsets = int(&case.expert_offsets, [5], device);
+        floats(grouped_gemm(x, weight, &expert_offsets))
     };
     let (kernels, plain) = (on(&testing::device()), on(&Device::flex()));
     for (kernel, plain) in kernels.iter().zip(&plain) {
@@ -221,9 +221,9 @@ fn kernels_and_plain_rust_agree() {
 /// the existing rows.
 #[test]
 fn borders_that_are_none_write_no_row_that_is_not_there() {
-    for (r, segments) in [(256, vec![0, -5]), (16, vec![0, 1_000]), (16, vec![0, -9, 4]), (8, vec![-3, 5])] {
-        let case = Case { r, p: 8, q: 4, segments };
-        let experts = case.segments.len() - 1;
+    for (r, expert_offsets) in [(256, vec![0, -5]), (16, vec![0, 1_000]), (16, vec![0, -9, 4]), (8, vec![-3, 5])] {
+        let case = Case { r, p: 8, q: 4, expert_offsets };
+        let experts = case.expert_offsets.len() - 1;
         let _forced = Forced::new(Some(Tier::Simt), 2);
         let (x, weight) = (eighths(1, r * 8), eighths(2, experts * 32));
         let got = run(&case, &x, &weight, &eighths(3, r * 4), DType::F32);
@@ -237,8 +237,8 @@ fn a_tier_that_cannot_run_says_why() {
     let device = testing::device();
     let x = float(&[1.0; 8], [1, 8], DType::F32, &device);
     let weight = float(&[1.0; 64], [1, 8, 8], DType::F32, &device);
-    let segments = int(&[0, 1], [2], &device);
-    let read = || grouped_gemm(x, weight, &segments).into_data();
+    let expert_offsets = int(&[0, 1], [2], &device);
+    let read = || grouped_gemm(x, weight, &expert_offsets).into_data();
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read)).unwrap_err();
     let message = panic.downcast_ref::<String>().expect("a message");
     let reasons: &[_] = match cfg!(feature = "cuda-cpp") {

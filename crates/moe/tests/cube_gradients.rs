@@ -32,11 +32,11 @@ impl Graph {
         let weights = [0, 1, 5].map(|seed| leaf(seed, [D, D], dtype, device));
         let (experts, bias) = (leaf(2, [2, D, D], dtype, device), leaf(3, [D], dtype, device));
         let odd = leaf(6, [D, D], dtype, device);
-        let segments = int(&[0, 2, ROWS as i32], [3], device).autodiff();
+        let expert_offsets = int(&[0, 2, ROWS as i32], [3], device).autodiff();
         let y = linear(leaf(4, [ROWS, D], dtype, device), weights[0].clone(), Some(bias.clone()));
         let y = linear(linear(y, weights[2].clone(), None), weights[2].clone(), None);
         let y = linear(linear_transposed(y, weights[1].clone()), odd.clone(), None);
-        let y = grouped_gemm(y, experts.clone(), &segments);
+        let y = grouped_gemm(y, experts.clone(), &expert_offsets);
         let loss = y.cast(DType::F32).powi_scalar(2).mean();
         Self { weights, experts, odd, bias, loss }
     }

@@ -66,39 +66,40 @@ fn tensor(values: &[i32], rows: usize, n: usize) -> Tensor<2, Int> {
 /// are inverses of each other, and that rows follow the layout.
 fn follows_the_rule(case: &Choices, experts: &[i32], rule: DispatchRule) {
     let n = case.n();
-    let Dispatched { slot_kn, source_r, segments, kept_e } = dispatch(tensor(experts, case.k, n), rule);
-    let (slot, source, segments, kept) = (ints(slot_kn), ints(source_r), ints(segments), ints(kept_e));
+    let Dispatched { row_of_kn, assignment_of_r, expert_offsets, kept_e } = dispatch(tensor(experts, case.k, n), rule);
+    let (row_of, assignment_of, expert_offsets, kept) =
+        (ints(row_of_kn), ints(assignment_of_r), ints(expert_offsets), ints(kept_e));
     let capacity = rule.capacity.unwrap_or(usize::MAX);
-    assert_eq!((source.len(), segments.len()), (rule.rows(n, case.k), case.e + 1));
+    assert_eq!((assignment_of.len(), expert_offsets.len()), (rule.rows(n, case.k), case.e + 1));
 
     let mut last_row = vec![-1; case.e];
-    let (mut expected_kept, mut expected_source) = (vec![0; case.e], vec![-1; source.len()]);
+    let (mut expected_kept, mut expected_assignment_of) = (vec![0; case.e], vec![-1; assignment_of.len()]);
     for group in 0..case.groups {
         let mut load = vec![0; case.e];
         for (j, token) in case.in_order(group, rule.order) {
             let (p, expert) = (j * n + token, experts[j * n + token]);
             if expert < 0 {
-                assert_eq!(slot[p], -1, "there is no assignment {p}");
+                assert_eq!(row_of[p], -1, "there is no assignment {p}");
                 continue;
             }
             let expert = expert as usize;
             load[expert] += 1;
-            assert_eq!(slot[p] >= 0, load[expert] <= capacity, "token {token}, choice {j}");
-            if slot[p] >= 0 {
-                assert!(slot[p] > last_row[expert], "an expert's rows are in order");
-                assert!((segments[expert]..segments[expert + 1]).contains(&slot[p]));
+            assert_eq!(row_of[p] >= 0, load[expert] <= capacity, "token {token}, choice {j}");
+            if row_of[p] >= 0 {
+                assert!(row_of[p] > last_row[expert], "an expert's rows are in order");
+                assert!((expert_offsets[expert]..expert_offsets[expert + 1]).contains(&row_of[p]));
                 if rule.layout == Layout::Capacity {
-                    assert_eq!(slot[p] as usize, (expert * case.groups + group) * capacity + load[expert] - 1);
+                    assert_eq!(row_of[p] as usize, (expert * case.groups + group) * capacity + load[expert] - 1);
                 }
-                last_row[expert] = slot[p];
-                expected_source[slot[p] as usize] = p as i32;
+                last_row[expert] = row_of[p];
+                expected_assignment_of[row_of[p] as usize] = p as i32;
                 expected_kept[expert] += 1;
             }
         }
     }
-    assert_eq!((&source, &kept), (&expected_source, &expected_kept));
+    assert_eq!((&assignment_of, &kept), (&expected_assignment_of, &expected_kept));
     for expert in 0..case.e {
-        let (from, rows) = (segments[expert], segments[expert + 1] - segments[expert]);
+        let (from, rows) = (expert_offsets[expert], expert_offsets[expert + 1] - expert_offsets[expert]);
         match rule.layout {
             Layout::Sorted { tile } => {
                 assert_eq!(rows as usize, (kept[expert] as usize).next_multiple_of(tile), "rows of expert {expert}");
@@ -107,7 +108,7 @@ fn follows_the_rule(case: &Choices, experts: &[i32], rule: DispatchRule) {
             Layout::Capacity => assert_eq!(rows as usize, case.groups * capacity),
         }
     }
-    assert!(segments[case.e] as usize <= source.len());
+    assert!(expert_offsets[case.e] as usize <= assignment_of.len());
 }
 
 proptest! {
@@ -196,10 +197,10 @@ fn where_capacity_runs_out_the_weakest_choices_go_first() {
     let (a, b, c) = (0, 1, 2);
     let experts = tensor(&[a, a, c, b, c, a], 2, 3);
     let rule = |order| DispatchRule { experts: 3, groups: 1, capacity: Some(2), order, layout: Layout::Capacity };
-    let Dispatched { slot_kn, source_r, .. } = dispatch(experts.clone(), rule(Order::Choice));
-    assert_eq!(ints(slot_kn), [0, 1, 4, 2, 5, -1]);
-    assert_eq!(ints(source_r), [0, 1, 3, -1, 2, 4]);
-    assert_eq!(ints(dispatch(experts, rule(Order::Token)).slot_kn), [0, 1, 5, 2, 4, -1]);
+    let Dispatched { row_of_kn, assignment_of_r, .. } = dispatch(experts.clone(), rule(Order::Choice));
+    assert_eq!(ints(row_of_kn), [0, 1, 4, 2, 5, -1]);
+    assert_eq!(ints(assignment_of_r), [0, 1, 3, -1, 2, 4]);
+    assert_eq!(ints(dispatch(experts, rule(Order::Token)).row_of_kn), [0, 1, 5, 2, 4, -1]);
 }
 
 #[test]

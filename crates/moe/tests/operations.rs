@@ -111,14 +111,14 @@ proptest! {
     fn permutation_and_its_way_back(case in placements(), d in 1..=5usize, dtype in dtypes(), seed in any::<u64>()) {
         let Placement { n, k, .. } = case;
         let placed = case.dispatched();
-        let slot: Vec<i64> = placed.slot_kn.clone().into_data().iter::<i64>().collect();
-        let r = placed.source_r.dims()[0];
+        let row_of: Vec<i64> = placed.row_of_kn.clone().into_data().iter::<i64>().collect();
+        let r = placed.assignment_of_r.dims()[0];
         let (x, y, g) = (numbers(seed, n * d), numbers(seed ^ 1, r * d), numbers(seed ^ 2, k * n));
 
         let permuted = |x: &[f64]| {
             let mut rows = vec![0.0; r * d];
-            for (p, slot) in slot.iter().enumerate().filter(|(_, slot)| **slot >= 0) {
-                rows[*slot as usize * d..][..d].copy_from_slice(&x[p % n * d..][..d]);
+            for (p, row) in row_of.iter().enumerate().filter(|(_, row)| **row >= 0) {
+                rows[*row as usize * d..][..d].copy_from_slice(&x[p % n * d..][..d]);
             }
             rows
         };
@@ -129,8 +129,8 @@ proptest! {
 
         let unpermuted = |y: &[f64], g: &[f64]| {
             let mut tokens = vec![0.0; n * d];
-            for (p, slot) in slot.iter().enumerate().filter(|(_, slot)| **slot >= 0) {
-                (0..d).for_each(|i| tokens[p % n * d + i] += g[p] * y[*slot as usize * d + i]);
+            for (p, row) in row_of.iter().enumerate().filter(|(_, row)| **row >= 0) {
+                (0..d).for_each(|i| tokens[p % n * d + i] += g[p] * y[*row as usize * d + i]);
             }
             tokens
         };
@@ -152,8 +152,8 @@ proptest! {
         let e = rows.len();
         let ends: Vec<usize> = rows.iter().scan(0, |end, rows| { *end += rows; Some(*end) }).collect();
         let r = ends[e - 1] + spare;
-        let segments: Vec<i32> = [0].into_iter().chain(ends.iter().map(|end| *end as i32)).collect();
-        let segments = Tensor::<1, Int>::from_data(TensorData::new(segments, [e + 1]), (&Device::flex(), DType::I32));
+        let expert_offsets: Vec<i32> = [0].into_iter().chain(ends.iter().map(|end| *end as i32)).collect();
+        let expert_offsets = int(&expert_offsets, [e + 1], &Device::flex());
         let product = |x: &[f64], w: &[f64]| {
             let mut y = vec![0.0; r * q];
             for row in 0..ends[e - 1] {
@@ -166,7 +166,7 @@ proptest! {
         };
         let (x, w, cotangent) = (numbers(seed, r * p), numbers(seed ^ 1, e * p * q), numbers(seed ^ 2, r * q));
         let (x_rp, w_epq) = (tracked(&x, [r, p], dtype), tracked(&w, [e, p, q], dtype));
-        let (found, gradients) = run(grouped_gemm(x_rp.clone(), w_epq.clone(), &segments), &cotangent);
+        let (found, gradients) = run(grouped_gemm(x_rp.clone(), w_epq.clone(), &expert_offsets), &cotangent);
         assert_near("y", &found, &product(&x, &w), tolerance(dtype));
         let d_x = differences(&x, &cotangent, |x| product(x, &w));
         assert_near("dx", &gradient(&x_rp, &gradients), &d_x, tolerance(dtype));

@@ -127,7 +127,7 @@ pub struct ProductCase {
     pub rows: usize,
     pub skew: Skew,
     /// The first row of each expert, then the end of the last.
-    pub segments: Vec<i32>,
+    pub expert_offsets: Vec<i32>,
 }
 
 impl ProductCase {
@@ -135,7 +135,7 @@ impl ProductCase {
     pub fn of(model: Model) -> Vec<Self> {
         let case = |tokens, skew| {
             let rows = model.rows(tokens);
-            Self { model, tokens, rows, skew, segments: segments(rows, model.local_experts(), skew) }
+            Self { model, tokens, rows, skew, expert_offsets: offsets(rows, model.local_experts(), skew) }
         };
         model
             .tokens
@@ -151,7 +151,7 @@ impl ProductCase {
 }
 
 /// Borders of segments with `rows` rows in total. The same arguments always give the same borders.
-fn segments(rows: usize, experts: usize, skew: Skew) -> Vec<i32> {
+fn offsets(rows: usize, experts: usize, skew: Skew) -> Vec<i32> {
     // Expert `order[i]` is number i: a shuffle with a fixed seed.
     let mut order: Vec<usize> = (0..experts).collect();
     (1..experts).rev().for_each(|i| order.swap(i, Numbers(7).below(i, i + 1)));

@@ -161,8 +161,9 @@ impl Check {
         ];
         for (name, rule) in rules {
             same(&format!("dispatch {name}"), &|device| {
-                let Dispatched { slot_kn, source_r, segments, kept_e } = dispatch(ints(&experts, [k, n], device), rule);
-                let parts = [slot_kn.reshape([k * n]), source_r, segments, kept_e];
+                let Dispatched { row_of_kn, assignment_of_r, expert_offsets, kept_e } =
+                    dispatch(ints(&experts, [k, n], device), rule);
+                let parts = [row_of_kn.reshape([k * n]), assignment_of_r, expert_offsets, kept_e];
                 parts.into_iter().flat_map(|part| part.into_data().iter::<i64>().collect::<Vec<_>>()).collect()
             });
         }
@@ -200,11 +201,11 @@ impl Check {
         let layout = Layout::Sorted { tile: 16 };
         let rule = DispatchRule { experts: e, groups: 1, capacity: None, order: Order::Choice, layout };
         let placed = dispatch(ints(&some_experts(n, k, e), [k, n], &self.device), rule);
-        let slot: Vec<i32> = placed.slot_kn.clone().into_data().iter::<i32>().collect();
-        let r = placed.source_r.dims()[0];
+        let row_of: Vec<i32> = placed.row_of_kn.clone().into_data().iter::<i32>().collect();
+        let r = placed.assignment_of_r.dims()[0];
 
         let (x, cotangent) = (Numbers(31).in_dtype(n * d, dtype), self.cotangent(32, r * d, dtype));
-        let (rows, d_x) = reference::permute(&wide(&x), &slot, &wide(&cotangent), n);
+        let (rows, d_x) = reference::permute(&wide(&x), &row_of, &wide(&cotangent), n);
         let x_nd = self.tracked(&x, [n, d], dtype);
         let x_rd = permute(x_nd.clone(), &placed);
         let gradients = self.backward(x_rd.clone(), &cotangent);
@@ -213,7 +214,7 @@ impl Check {
 
         let (y, g, cotangent) =
             (Numbers(33).in_dtype(r * d, dtype), Numbers(34).vec(k * n), self.cotangent(35, n * d, dtype));
-        let [expected, d_y, d_gates] = reference::unpermute(&wide(&y), &wide(&g), &slot, &wide(&cotangent), n);
+        let [expected, d_y, d_gates] = reference::unpermute(&wide(&y), &wide(&g), &row_of, &wide(&cotangent), n);
         let (y_rd, gates_kn) = (self.tracked(&y, [r, d], dtype), self.tracked(&g, [k, n], DType::F32));
         let y_nd = unpermute(y_rd.clone(), gates_kn.clone(), &placed);
         let gradients = self.backward(y_nd.clone(), &cotangent);
@@ -226,15 +227,15 @@ impl Check {
     fn product(&mut self, smoke: bool, tier: Tier, dtype: DType) {
         let (lengths, p, q): (&[i32], _, _) =
             if smoke { (&[6, 0, 33, 1], 24, 40) } else { (&[300, 0, 77, 1, 128, 513], 320, 192) };
-        let segments: Vec<i32> = (0..=lengths.len()).map(|e| lengths[..e].iter().sum()).collect();
-        let (e, end) = (lengths.len(), segments[lengths.len()] as usize);
+        let expert_offsets: Vec<i32> = (0..=lengths.len()).map(|e| lengths[..e].iter().sum()).collect();
+        let (e, end) = (lengths.len(), expert_offsets[lengths.len()] as usize);
         let r = end + 9;
         let (x, weight, d_y) = (
             Numbers(51).in_dtype(r * p, dtype),
             Numbers(52).in_dtype(e * p * q, dtype),
             Numbers(53).in_dtype(r * q, dtype),
         );
-        let expected = reference::product(&wide(&x), &wide(&weight), &wide(&d_y), &segments, [p, q]);
+        let expected = reference::product(&wide(&x), &wide(&weight), &wide(&d_y), &expert_offsets, [p, q]);
         // On a GPU, cubek multiplies f32 in TF32, which keeps 10 bits.
         let tf32 = tier == Tier::MultiLevel && dtype == DType::F32 && !self.cpu;
         let tolerance = if tf32 { 2e-3 } else { tolerance(dtype) };
@@ -242,15 +243,16 @@ impl Check {
         force_tier(Some(tier));
         let on = |values: &[f32], shape| tensor::<2>(values, shape, dtype, &self.device);
         let weight_epq = tensor::<3>(&weight, [e, p, q], dtype, &self.device);
-        let segments = ints(&segments, [e + 1], &self.device);
+        let expert_offsets = ints(&expert_offsets, [e + 1], &self.device);
         let (x_rp, d_y_rq) = (on(&x, [r, p]), on(&d_y, [r, q]));
         let name = format!("grouped_gemm {tier} {}", dtype_name(dtype));
-        let y_rq = grouped_gemm(x_rp.clone(), weight_epq.clone(), &segments);
+        let y_rq = grouped_gemm(x_rp.clone(), weight_epq.clone(), &expert_offsets);
         // The next operation handles the rows after the end.
-        let [y, d_x] = [y_rq, rows_gradient(d_y_rq.clone(), weight_epq, &segments)].map(|rows| rows.slice(0..end));
+        let [y, d_x] =
+            [y_rq, rows_gradient(d_y_rq.clone(), weight_epq, &expert_offsets)].map(|rows| rows.slice(0..end));
         self.floats(&name, y, &expected.y[..end * q], tolerance);
         self.floats(&format!("{name} dx"), d_x, &expected.d_x[..end * p], tolerance);
-        let d_weight = weight_gradient(x_rp, d_y_rq, &segments);
+        let d_weight = weight_gradient(x_rp, d_y_rq, &expert_offsets);
         self.floats(&format!("{name} dW"), d_weight, &expected.d_weight, tolerance);
     }
 

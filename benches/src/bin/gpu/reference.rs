@@ -1,4 +1,4 @@
-//! The operations and their gradients as plain loops in f64. `experts` and `slot` are `[k, n]`, with -1 for none.
+//! The operations and their gradients as plain loops in f64. `experts` and `row_of` are `[k, n]`, with -1 for none.
 
 use moe::ScoreFunc;
 use moe::kernels::route::GateRule;
@@ -11,10 +11,10 @@ pub struct Product {
 }
 
 /// Multiplies `[r, p]` by `[e, p, q]`, where `r` is the length of `x` divided by `p`.
-pub fn product(x: &[f64], weight: &[f64], d_y: &[f64], segments: &[i32], [p, q]: [usize; 2]) -> Product {
+pub fn product(x: &[f64], weight: &[f64], d_y: &[f64], expert_offsets: &[i32], [p, q]: [usize; 2]) -> Product {
     let r = x.len() / p;
     let (mut y, mut d_x, mut d_weight) = (vec![0.0; r * q], vec![0.0; r * p], vec![0.0; weight.len()]);
-    for (e, borders) in segments.windows(2).enumerate() {
+    for (e, borders) in expert_offsets.windows(2).enumerate() {
         for row in borders[0] as usize..borders[1] as usize {
             let (y, d_y) = (&mut y[row * q..][..q], &d_y[row * q..][..q]);
             for i in 0..p {
@@ -67,11 +67,11 @@ pub fn gates(scores: &[f64], experts: &[i32], d_gates: &[f64], e: usize, rule: G
 }
 
 /// Rows `[r, d]`, and the gradient of the tokens `[n, d]` given that of the rows.
-pub fn permute(x: &[f64], slot: &[i32], d_rows: &[f64], n: usize) -> (Vec<f64>, Vec<f64>) {
+pub fn permute(x: &[f64], row_of: &[i32], d_rows: &[f64], n: usize) -> (Vec<f64>, Vec<f64>) {
     let d = x.len() / n;
     let (mut rows, mut d_x) = (vec![0.0; d_rows.len()], vec![0.0; x.len()]);
-    for (p, slot) in slot.iter().enumerate().filter(|(_, slot)| **slot >= 0) {
-        let (row, token) = (*slot as usize * d, p % n * d);
+    for (p, row) in row_of.iter().enumerate().filter(|(_, row)| **row >= 0) {
+        let (row, token) = (*row as usize * d, p % n * d);
         rows[row..][..d].copy_from_slice(&x[token..][..d]);
         d_x[token..][..d].iter_mut().zip(&d_rows[row..]).for_each(|(d_x, d_row)| *d_x += d_row);
     }
@@ -79,12 +79,12 @@ pub fn permute(x: &[f64], slot: &[i32], d_rows: &[f64], n: usize) -> (Vec<f64>, 
 }
 
 /// Tokens `[n, d]`, and the gradients of the rows `[r, d]` and of the gates `[k, n]`.
-pub fn unpermute(rows: &[f64], gates: &[f64], slot: &[i32], d_y: &[f64], n: usize) -> [Vec<f64>; 3] {
+pub fn unpermute(rows: &[f64], gates: &[f64], row_of: &[i32], d_y: &[f64], n: usize) -> [Vec<f64>; 3] {
     let d = d_y.len() / n;
     let (mut y, mut d_rows, mut d_gates) = (vec![0.0; d_y.len()], vec![0.0; rows.len()], vec![0.0; gates.len()]);
-    for (p, slot) in slot.iter().enumerate().filter(|(_, slot)| **slot >= 0) {
+    for (p, row) in row_of.iter().enumerate().filter(|(_, row)| **row >= 0) {
         for i in 0..d {
-            let (row, token) = (*slot as usize * d + i, p % n * d + i);
+            let (row, token) = (*row as usize * d + i, p % n * d + i);
             y[token] += gates[p] * rows[row];
             d_rows[row] = gates[p] * d_y[token];
             d_gates[p] += d_y[token] * rows[row];

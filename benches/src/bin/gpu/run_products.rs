@@ -32,7 +32,7 @@ fn of_model(device: &Device, sizes: &Sizes, tier: Tier, cases: &[ProductCase], r
         let r = case.rows;
         let x_rp = X.tensor::<2>([r, p], 1.0, dtype, device);
         let d_y_rq = D_Y.tensor::<2>([r, q], 1.0, dtype, device);
-        let segments = ints(&case.segments, [e + 1], device);
+        let expert_offsets = ints(&case.expert_offsets, [e + 1], device);
         let mut record = |op: &str, time| {
             let record = Record {
                 group: "grouped_gemm",
@@ -48,7 +48,7 @@ fn of_model(device: &Device, sizes: &Sizes, tier: Tier, cases: &[ProductCase], r
             };
             report.measured(record, time);
         };
-        let forward = || grouped_gemm(x_rp.clone(), weight_epq.clone(), &segments);
+        let forward = || grouped_gemm(x_rp.clone(), weight_epq.clone(), &expert_offsets);
         record(
             "forward",
             seconds(device, sizes, forward, |y| {
@@ -57,7 +57,7 @@ fn of_model(device: &Device, sizes: &Sizes, tier: Tier, cases: &[ProductCase], r
                 })
             }),
         );
-        let d_x = || rows_gradient(d_y_rq.clone(), weight_epq.clone(), &segments);
+        let d_x = || rows_gradient(d_y_rq.clone(), weight_epq.clone(), &expert_offsets);
         record(
             "dx",
             seconds(device, sizes, d_x, |d_x| {
@@ -66,14 +66,14 @@ fn of_model(device: &Device, sizes: &Sizes, tier: Tier, cases: &[ProductCase], r
                 })
             }),
         );
-        let d_weight = || weight_gradient(x_rp.clone(), d_y_rq.clone(), &segments);
+        let d_weight = || weight_gradient(x_rp.clone(), d_y_rq.clone(), &expert_offsets);
         record("dW", seconds(device, sizes, d_weight, |d_weight| case.check_matrices(d_weight)));
     }
 }
 
 impl ProductCase {
     fn rows_of(&self, expert: usize) -> std::ops::Range<usize> {
-        self.segments[expert] as usize..self.segments[expert + 1] as usize
+        self.expert_offsets[expert] as usize..self.expert_offsets[expert + 1] as usize
     }
 
     /// The first and the last expert with rows.

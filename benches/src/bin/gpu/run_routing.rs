@@ -65,9 +65,9 @@ fn of_model(device: &Device, sizes: &Sizes, report: &mut Report, model: &Model) 
     };
     with_copy("router", 2 * n * e * 4 + 2 * r * 4, seconds(device, sizes, route, |(gates, ..)| finite(gates)));
     with_copy("dispatch", 3 * r * 4, {
-        let check = |slot_kn: Tensor<2, Int>| finite(slot_kn.float());
+        let check = |row_of_kn: Tensor<2, Int>| finite(row_of_kn.float());
         let launch = || dispatch(experts_kn.clone(), rule);
-        seconds(device, sizes, launch, |placed| check(placed.slot_kn))
+        seconds(device, sizes, launch, |placed| check(placed.row_of_kn))
     });
     with_copy("permute", (n + r) * token + r * 4, seconds(device, sizes, || permute(x_nd.clone(), &placed), finite));
     with_copy("unpermute", (n + r) * token + 2 * r * 4, {

@@ -53,52 +53,52 @@ pub const CASES: &[Case] = &[
         let rule = DispatchRule { experts: 6, groups, capacity, order: Order::Token, layout };
         let [k, n] = experts.dims();
         let placed = dispatch(experts, rule);
-        draw.output(placed.slot_kn.float(), [k, n]);
-        draw.output(placed.source_r.float(), [rule.rows(n, k)]);
-        draw.output(placed.segments.float(), [7]);
+        draw.output(placed.row_of_kn.float(), [k, n]);
+        draw.output(placed.assignment_of_r.float(), [rule.rows(n, k)]);
+        draw.output(placed.expert_offsets.float(), [7]);
         draw.output(placed.kept_e.float(), [6]);
     }),
     ("permute", |draw| {
         let (places, n, _) = placed(draw);
         let d = draw.size(9);
         let x = draw.float([n, d]);
-        let shape = [places.source_r.dims()[0], x.dims()[1]];
+        let shape = [places.assignment_of_r.dims()[0], x.dims()[1]];
         draw.output(permute(x, &places), shape);
     }),
     ("unpermute", |draw| {
         let (places, n, r) = placed(draw);
         let d = draw.size(9);
         let (y, gates) = (draw.float([r, d]), draw.tracked([2, n], DType::F32));
-        let shape = [places.slot_kn.dims()[1], y.dims()[1]];
+        let shape = [places.row_of_kn.dims()[1], y.dims()[1]];
         draw.output(unpermute(y, gates, &places), shape);
     }),
     ("grouped_gemm", |draw| {
-        let ([r, e, p, q], segments) = segments(draw);
+        let ([r, e, p, q], expert_offsets) = offsets(draw);
         let (x, weight) = (draw.float([r, p]), draw.float([e, p, q]));
         let shape = [x.dims()[0], weight.dims()[2]];
-        draw.output(grouped_gemm(x, weight, &segments), shape);
+        draw.output(grouped_gemm(x, weight, &expert_offsets), shape);
     }),
     ("rows_gradient", |draw| {
-        let ([r, e, p, q], segments) = segments(draw);
+        let ([r, e, p, q], expert_offsets) = offsets(draw);
         let (d_y, weight) = (draw.float([r, q]), draw.float([e, p, q]));
         let shape = [d_y.dims()[0], weight.dims()[1]];
-        draw.output(rows_gradient(d_y, weight, &segments), shape);
+        draw.output(rows_gradient(d_y, weight, &expert_offsets), shape);
     }),
     ("weight_gradient", |draw| {
-        let ([r, _, p, q], segments) = segments(draw);
+        let ([r, _, p, q], expert_offsets) = offsets(draw);
         let (x, d_y) = (draw.float([r, p]), draw.float([r, q]));
-        let shape = [segments.dims()[0] - 1, x.dims()[1], d_y.dims()[1]];
-        draw.output(weight_gradient(x, d_y, &segments), shape);
+        let shape = [expert_offsets.dims()[0] - 1, x.dims()[1], d_y.dims()[1]];
+        draw.output(weight_gradient(x, d_y, &expert_offsets), shape);
     }),
     ("Experts::forward", |draw| {
-        let ([r, e, d, h], segments) = segments(draw);
+        let ([r, e, d, h], expert_offsets) = offsets(draw);
         let mut experts = Experts::new(e, d, h, &Device::flex());
         for (to, shape) in [(&mut experts.gate_proj, [e, d, h]), (&mut experts.down_proj, [e, h, d])] {
             *to = Param::from_tensor(draw.plain(shape, DType::F32));
         }
         let x = draw.tracked([r, d], DType::F32);
         let shape = [x.dims()[0], experts.down_proj.val().dims()[2]];
-        draw.output(experts.forward(x.inner(), &segments), shape);
+        draw.output(experts.forward(x.inner(), &expert_offsets), shape);
     }),
     ("SwiGlu::forward", |draw| {
         let [b, t, d, h] = [draw.size(3), draw.size(3), draw.size(6), draw.size(6)];
@@ -195,17 +195,18 @@ fn placed(draw: &mut Draw) -> (Dispatched, usize, usize) {
     let layout = Layout::Sorted { tile: 2 };
     let rule = DispatchRule { experts: 3, groups: 1, capacity: Some(3), order: Order::Choice, layout };
     let mut places = dispatch(experts, rule);
-    let n = places.slot_kn.dims()[1];
-    let r = places.source_r.dims()[0];
-    let [slot, source] =
-        [places.slot_kn.into_data(), places.source_r.into_data()].map(|data| data.iter::<i64>().collect());
+    let n = places.row_of_kn.dims()[1];
+    let r = places.assignment_of_r.dims()[0];
+    let [row_of, assignment_of] =
+        [places.row_of_kn.into_data(), places.assignment_of_r.into_data()].map(|data| data.iter::<i64>().collect());
     let of = |of: Vec<i64>| move |_: &mut Draw, i: usize| of.get(i).copied().unwrap_or(-1);
-    (places.slot_kn, places.source_r) = (draw.indices([2, n], of(slot)), draw.indices([r], of(source)));
+    (places.row_of_kn, places.assignment_of_r) =
+        (draw.indices([2, n], of(row_of)), draw.indices([r], of(assignment_of)));
     (places, n, r)
 }
 
-/// Draws the numbers of rows, matrices and widths, and segments of the rows.
-fn segments(draw: &mut Draw) -> ([usize; 4], Tensor<1, Int>) {
+/// Draws the numbers of rows, matrices and widths, and offsets of the experts.
+fn offsets(draw: &mut Draw) -> ([usize; 4], Tensor<1, Int>) {
     let [e, p, q] = [draw.size(3), draw.size(6), draw.size(6)];
     let lengths: Vec<usize> = (0..e).map(|_| draw.below(4)).collect();
     let ends = move |_: &mut Draw, i: usize| lengths.iter().take(i).sum::<usize>() as i64;

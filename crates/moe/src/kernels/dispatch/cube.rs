@@ -3,10 +3,10 @@
 //! The assignments of a group, in order, are divided into chunks of `units * items`; no chunk spans two groups.
 //!
 //! ```text
-//! histogram   a cube per chunk    counts[chunk, e]: assignments to e in the chunk, in shared memory; source = -1
+//! histogram   a cube per chunk    counts[chunk, e]: assignments to e in the chunk, in shared memory; assignment_of = -1
 //! scan        a cube for some     counts[chunk, e] becomes the number before the chunk in its group; totals[group, e]
 //!             experts of a group
-//! place       a unit per expert   kept, segments, and begins[group, e], the group's first row in the expert's segment
+//! place       a unit per expert   kept, expert_offsets, and begins[group, e], the group's first row of the expert
 //! assign      a cube per chunk    position = counts[chunk, e] + those of earlier units + those of this unit so far
 //! ```
 //!
@@ -53,9 +53,9 @@ impl DispatchOps for CubeBackend {
         let chunks = (n / groups * k).div_ceil(chunk_units * items).max(1);
         let size = || SizesLaunch::new(n, k, e, groups, chunks, items);
 
-        let (slot, kept, segments) = (empty(&experts, [k, n], DType::I32), ints(e), ints(e + 1));
+        let (row_of, kept, expert_offsets) = (empty(&experts, [k, n], DType::I32), ints(e), ints(e + 1));
         // Kernels cannot take empty buffers: without rows they get one row that stays -1.
-        let source = ints(rows.max(1));
+        let assignment_of = ints(rows.max(1));
         let (counts, totals, begins) = (ints(groups * chunks * e), ints(groups * e), ints(groups * e));
         let capacity = rule.capacity.unwrap_or(usize::MAX).min(i32::MAX as usize) as i32;
         let (sorted, tile) = match rule.layout {
@@ -71,7 +71,7 @@ impl DispatchOps for CubeBackend {
             dim,
             experts.clone().elements(),
             counts.clone().elements(),
-            source.clone().elements(),
+            assignment_of.clone().elements(),
             rows.max(1),
             size(),
             table,
@@ -97,7 +97,7 @@ impl DispatchOps for CubeBackend {
             CubeDim::new_1d(place_units as u32),
             totals.elements(),
             begins.clone().elements(),
-            segments.clone().elements(),
+            expert_offsets.clone().elements(),
             kept.clone().elements(),
             capacity,
             tile,
@@ -115,9 +115,9 @@ impl DispatchOps for CubeBackend {
                 experts.clone().elements(),
                 counts.elements(),
                 begins.elements(),
-                segments.clone().elements(),
-                slot.clone().elements(),
-                source.clone().elements(),
+                expert_offsets.clone().elements(),
+                row_of.clone().elements(),
+                assignment_of.clone().elements(),
                 capacity,
                 size(),
                 table,
@@ -125,8 +125,8 @@ impl DispatchOps for CubeBackend {
                 choice_major,
             );
         }
-        let source = if rows == 0 { ints(0) } else { source };
-        (slot, source, segments, kept)
+        let assignment_of = if rows == 0 { ints(0) } else { assignment_of };
+        (row_of, assignment_of, expert_offsets, kept)
     }
 }
 
@@ -161,7 +161,7 @@ pub(in crate::kernels) fn assignment(
 fn dispatch_histogram_kernel(
     experts: &[i32],
     counts: &mut [i32],
-    source: &mut [i32],
+    assignment_of: &mut [i32],
     rows: usize,
     size: Sizes,
     #[comptime] table: usize,
@@ -171,7 +171,7 @@ fn dispatch_histogram_kernel(
     let unit = UNIT_POS as usize;
     let mut row = ABSOLUTE_POS;
     while row < rows {
-        source[row] = -1i32;
+        assignment_of[row] = -1i32;
         row += CUBE_COUNT * units;
     }
 
@@ -245,7 +245,7 @@ fn dispatch_scan_kernel(
 fn dispatch_place_kernel(
     totals: &[i32],
     begins: &mut [i32],
-    segments: &mut [i32],
+    expert_offsets: &mut [i32],
     kept: &mut [i32],
     capacity: i32,
     tile: i32,
@@ -282,9 +282,9 @@ fn dispatch_place_kernel(
         for before in 0..expert {
             start += lengths[before];
         }
-        segments[expert] = start;
+        expert_offsets[expert] = start;
         if expert == e - 1 {
-            segments[e] = start + lengths[expert];
+            expert_offsets[e] = start + lengths[expert];
         }
         expert += units;
     }
@@ -295,9 +295,9 @@ fn dispatch_assign_kernel(
     experts: &[i32],
     counts: &[i32],
     begins: &[i32],
-    segments: &[i32],
-    slot: &mut [i32],
-    source: &mut [i32],
+    expert_offsets: &[i32],
+    row_of: &mut [i32],
+    assignment_of: &mut [i32],
     capacity: i32,
     size: Sizes,
     #[comptime] table: usize,
@@ -342,11 +342,11 @@ fn dispatch_assign_kernel(
             let position = next[expert * stride + unit];
             next[expert * stride + unit] = position + 1i32;
             if position < capacity {
-                row = segments[expert] + begins[group * size.e + expert] + position;
-                source[row as usize] = p as i32;
+                row = expert_offsets[expert] + begins[group * size.e + expert] + position;
+                assignment_of[row as usize] = p as i32;
             }
         }
-        slot[p] = row;
+        row_of[p] = row;
     }
 }
 

@@ -9,16 +9,16 @@
 //! tokens 0 1 2, top-2: (A B) (A C) (C A)    capacity 2, choice-major:
 //!                                           A takes 0 1, then 2 is dropped; B takes 0; C takes 2, then 1
 //!
-//! Layout::Capacity       A: 0 1 | B: 0 - | C: 2 1                    [e, groups * capacity] rows; segments 0 2 4 6
-//! Layout::Sorted tile 4  A: 0 1 - - | B: 0 - - - | C: 2 1 - - | ..   segments padded to whole tiles; segments 0 4 8 12
+//! Layout::Capacity       A: 0 1 | B: 0 - | C: 2 1                    [e, groups * capacity] rows; offsets 0 2 4 6
+//! Layout::Sorted tile 4  A: 0 1 - - | B: 0 - - - | C: 2 1 - - | ..   segments padded to whole tiles; offsets 0 4 8 12
 //!
-//! slot[p]       row of assignment p, -1 if dropped
-//! source[r]     assignment in row r, -1 if empty
-//! segments[e]   first row of expert e
+//! row_of[p]           row of assignment p, -1 if dropped
+//! assignment_of[r]         token in row r, as its assignment: token p % n, choice p / n; -1 if empty
+//! expert_offsets[e]   first row of expert e
 //! ```
 //!
 //! The number of rows is that of the worst case, so no count has to be read back: all kept assignments, plus a tile
-//! less one row for each expert. Rows from the last entry of `segments` on are empty.
+//! less one row for each expert. Rows from the last entry of `expert_offsets` on are empty.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -103,11 +103,11 @@ impl DispatchRule {
 #[derive(Debug, Clone)]
 pub struct Dispatched {
     /// Row of each assignment, `[k, n]`; -1 if dropped.
-    pub slot_kn: Tensor<2, Int>,
-    /// Assignment in each row, `[r]`; -1 if empty.
-    pub source_r: Tensor<1, Int>,
+    pub row_of_kn: Tensor<2, Int>,
+    /// Token in each row, `[r]`, as its assignment `j * n + t`; -1 if empty.
+    pub assignment_of_r: Tensor<1, Int>,
     /// First row of each expert, followed by the end of the last one, `[e + 1]`.
-    pub segments: Tensor<1, Int>,
+    pub expert_offsets: Tensor<1, Int>,
     /// Number of assignments that each expert took, `[e]`.
     pub kept_e: Tensor<1, Int>,
 }
@@ -128,11 +128,11 @@ pub fn dispatch(experts_kn: Tensor<2, Int>, rule: DispatchRule) -> Dispatched {
     let rows = rule.rows(n, k);
     call.that(rows <= i32::MAX as usize, format_args!("a layout of {rows} rows, which an i32 does not count"));
     let experts = experts_kn.into_dispatch();
-    let (slot, source, segments, kept) = Dispatch::moe_dispatch(experts, rule);
+    let (row_of, assignment_of, expert_offsets, kept) = Dispatch::moe_dispatch(experts, rule);
     Dispatched {
-        slot_kn: Tensor::from_dispatch(slot),
-        source_r: Tensor::from_dispatch(source),
-        segments: Tensor::from_dispatch(segments),
+        row_of_kn: Tensor::from_dispatch(row_of),
+        assignment_of_r: Tensor::from_dispatch(assignment_of),
+        expert_offsets: Tensor::from_dispatch(expert_offsets),
         kept_e: Tensor::from_dispatch(kept),
     }
 }
@@ -141,7 +141,7 @@ pub fn dispatch(experts_kn: Tensor<2, Int>, rule: DispatchRule) -> Dispatched {
 #[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
 #[allow(clippy::type_complexity)]
 pub(crate) trait DispatchOps: Backend {
-    /// Maps `experts_kn` to `slot_kn`, `source_r`, `segments` (`[e + 1]`) and `kept_e`, all i32.
+    /// Maps `experts_kn` to `row_of_kn`, `assignment_of_r`, `expert_offsets` (`[e + 1]`) and `kept_e`, all i32.
     #[fusion(meta = |experts, rule| {
         let (k, n) = (experts.shape[0], experts.shape[1]);
         let ints = |len| spec([len], DType::I32);
@@ -159,12 +159,13 @@ impl DispatchOps for Flex {
         rule: DispatchRule,
     ) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
         let [k, n] = dims(&experts);
-        let Placed { slot, source, segments, kept } = dispatch_cpu(slice(&contiguous(&experts)), n, &rule);
+        let Placed { row_of, assignment_of, expert_offsets, kept } =
+            dispatch_cpu(slice(&contiguous(&experts)), n, &rule);
         let list = |values: Vec<i32>| {
             let len = values.len();
             int(values, [len])
         };
-        (int(slot, [k, n]), list(source), list(segments), list(kept))
+        (int(row_of, [k, n]), list(assignment_of), list(expert_offsets), list(kept))
     }
 }
 
@@ -177,11 +178,11 @@ impl<B: DispatchOps, C: CheckpointStrategy> DispatchOps for Autodiff<B, C> {
     }
 }
 
-/// Slots, sources, segments and kept counts.
+/// Rows of assignments, assignments of rows, offsets of experts, and kept counts.
 struct Placed {
-    pub slot: Vec<i32>,
-    pub source: Vec<i32>,
-    pub segments: Vec<i32>,
+    pub row_of: Vec<i32>,
+    pub assignment_of: Vec<i32>,
+    pub expert_offsets: Vec<i32>,
     pub kept: Vec<i32>,
 }
 
@@ -197,35 +198,35 @@ fn dispatch_cpu(experts: &[i32], n: usize, rule: &DispatchRule) -> Placed {
         *count = (*count + 1).min(capacity);
     }
     let kept: Vec<usize> = next.chunks_exact(groups).map(|counts| counts.iter().sum()).collect();
-    let mut segments = vec![0];
+    let mut expert_offsets = vec![0];
     for (expert, kept) in kept.iter().enumerate() {
-        let start = segments[expert];
+        let start = expert_offsets[expert];
         let mut row = start;
         for (group, next) in next[expert * groups..][..groups].iter_mut().enumerate() {
             let count =
                 std::mem::replace(next, if rule.layout == Layout::Capacity { start + group * capacity } else { row });
             row += count;
         }
-        segments.push(start + rule.segment_rows(*kept));
+        expert_offsets.push(start + rule.segment_rows(*kept));
     }
 
     let ends: Vec<usize> = next.iter().map(|start| start.saturating_add(capacity)).collect();
-    let (mut slot, mut source) = (vec![-1; experts.len()], vec![-1; rule.rows(n, k)]);
+    let (mut row_of, mut assignment_of) = (vec![-1; experts.len()], vec![-1; rule.rows(n, k)]);
     for group in 0..groups {
         for (choice, token) in rule.order.assignments(tokens, k) {
             let p = choice * n + group * tokens + token;
             if experts[p] < 0 {
                 continue;
             }
-            let segment = experts[p] as usize * groups + group;
-            if next[segment] < ends[segment] {
-                (slot[p], source[next[segment]]) = (next[segment] as i32, p as i32);
-                next[segment] += 1;
+            let place = experts[p] as usize * groups + group;
+            if next[place] < ends[place] {
+                (row_of[p], assignment_of[next[place]]) = (next[place] as i32, p as i32);
+                next[place] += 1;
             }
         }
     }
     let ints = |values: Vec<usize>| values.into_iter().map(|value| value as i32).collect();
-    Placed { slot, source, segments: ints(segments), kept: ints(kept) }
+    Placed { row_of, assignment_of, expert_offsets: ints(expert_offsets), kept: ints(kept) }
 }
 
 impl DispatchRule {

@@ -1,18 +1,18 @@
 //! `grouped_gemm`: multiplies each expert's rows by its matrix.
 //!
 //! ```text
-//! forward    y[r, :]    = x[r, :] W[e]                 for the rows r of expert e: segments[e] <= r < segments[e + 1]
-//! backward   dx[r, :]   = dy[r, :] W[e]^T              the same product with the matrix read transposed
+//! forward    y[r, :]    = x[r, :] W[e]     for the rows r of expert e: expert_offsets[e] <= r < expert_offsets[e + 1]
+//! backward   dx[r, :]   = dy[r, :] W[e]^T  the same product with the matrix read transposed
 //!            dW[e]      = sum over the rows r of expert e of x[r, :]^T dy[r, :]
 //! ```
 //!
 //! ```text
 //!   x_rp                W_epq            y_rq
-//!  +------+ segments[0]  +----+         +----+
+//!  +------+ offsets[0]   +----+         +----+
 //!  |  e0  |        x     | W0 |    =    |    |
-//!  +------+ segments[1]  +----+         +----+      an expert without rows: no work, dW[e] = 0
+//!  +------+ offsets[1]   +----+         +----+      an expert without rows: no work, dW[e] = 0
 //!  |  e1  |        x     | W1 |    =    |    |      rows from the last segment's end on: y = 0
-//!  +------+ segments[2]  +----+         +----+
+//!  +------+ offsets[2]   +----+         +----+
 //! ```
 //!
 //! Sums are in f32 for every dtype and are rounded once. A row's result depends only on that row and its expert's
@@ -40,18 +40,23 @@ use std::mem::MaybeUninit;
 
 /// Multiplies `x_rp` by each segment's matrix of `weight_epq`: `[r, q]`.
 ///
-/// Segments (see [`dispatch`](super::dispatch)) begin at 0, never decrease, and end at `r` or before. On a device they
+/// Offsets (see [`dispatch`](super::dispatch)) begin at 0, never decrease, and end at `r` or before. On a device they
 /// are not read back for a check: if they exceed the rows, nothing is read or written out of bounds, but the result is
 /// meaningless.
 ///
 /// # Panics
-/// If `x` and the matrices do not have one type (f32, bf16 or f16), if segments are not i32, or if widths or numbers of
-/// experts disagree or are 0; on the CPU, if the segments are not borders of rows.
-pub fn grouped_gemm(x_rp: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor<1, Int>) -> Tensor<2> {
+/// If `x` and the matrices do not have one type (f32, bf16 or f16), if the offsets are not i32, or if widths or numbers
+/// of experts disagree or are 0; on the CPU, if the offsets are not borders of rows.
+pub fn grouped_gemm(x_rp: Tensor<2>, weight_epq: Tensor<3>, expert_offsets: &Tensor<1, Int>) -> Tensor<2> {
     let [_, p, _] = weight_epq.dims();
-    check(Call("grouped_gemm"), ("x", &x_rp, p), &weight_epq, segments);
-    let segments = segments.clone().into_dispatch();
-    Tensor::from_dispatch(Dispatch::moe_grouped_gemm(x_rp.into_dispatch(), weight_epq.into_dispatch(), segments, false))
+    check(Call("grouped_gemm"), ("x", &x_rp, p), &weight_epq, expert_offsets);
+    let expert_offsets = expert_offsets.clone().into_dispatch();
+    Tensor::from_dispatch(Dispatch::moe_grouped_gemm(
+        x_rp.into_dispatch(),
+        weight_epq.into_dispatch(),
+        expert_offsets,
+        false,
+    ))
 }
 
 /// Returns the gradient of the rows, `[r, p]`: the product in the backward of [`grouped_gemm`], as a separate function.
@@ -59,11 +64,11 @@ pub fn grouped_gemm(x_rp: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor<1,
 ///
 /// # Panics
 /// Like [`grouped_gemm`].
-pub fn rows_gradient(d_y_rq: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor<1, Int>) -> Tensor<2> {
+pub fn rows_gradient(d_y_rq: Tensor<2>, weight_epq: Tensor<3>, expert_offsets: &Tensor<1, Int>) -> Tensor<2> {
     let [_, _, q] = weight_epq.dims();
-    check(Call("rows_gradient"), ("d_y", &d_y_rq, q), &weight_epq, segments);
+    check(Call("rows_gradient"), ("d_y", &d_y_rq, q), &weight_epq, expert_offsets);
     let (d_y, weight) = (d_y_rq.inner().into_dispatch(), weight_epq.inner().into_dispatch());
-    Tensor::from_dispatch(Dispatch::moe_grouped_gemm(d_y, weight, segments.clone().inner().into_dispatch(), true))
+    Tensor::from_dispatch(Dispatch::moe_grouped_gemm(d_y, weight, expert_offsets.clone().inner().into_dispatch(), true))
 }
 
 /// Returns the gradient of the matrices, `[e, p, q]`: the sum in the backward of [`grouped_gemm`], as a separate
@@ -71,16 +76,19 @@ pub fn rows_gradient(d_y_rq: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor
 ///
 /// # Panics
 /// Like [`grouped_gemm`].
-pub fn weight_gradient(x_rp: Tensor<2>, d_y_rq: Tensor<2>, segments: &Tensor<1, Int>) -> Tensor<3> {
+pub fn weight_gradient(x_rp: Tensor<2>, d_y_rq: Tensor<2>, expert_offsets: &Tensor<1, Int>) -> Tensor<3> {
     let (call, [r, p], [_, q]) = (Call("weight_gradient"), x_rp.dims(), d_y_rq.dims());
     call.float("x", x_rp.dtype());
     call.dtype("d_y", d_y_rq.dtype(), x_rp.dtype());
     call.shape("d_y", d_y_rq.dims(), [r, q]);
     call.that(p > 0 && q > 0, format_args!("x and d_y have widths of {p} and {q}, expected at least 1"));
-    call.dtype("segments", segments.dtype(), DType::I32);
-    call.that(segments.dims()[0] > 1, format_args!("segments has shape {:?}, expected experts", segments.dims()));
+    call.dtype("expert_offsets", expert_offsets.dtype(), DType::I32);
+    call.that(
+        expert_offsets.dims()[0] > 1,
+        format_args!("expert_offsets has shape {:?}, expected experts", expert_offsets.dims()),
+    );
     let (x, d_y) = (x_rp.inner().into_dispatch(), d_y_rq.inner().into_dispatch());
-    Tensor::from_dispatch(Dispatch::moe_grouped_gemm_weight(x, d_y, segments.clone().inner().into_dispatch()))
+    Tensor::from_dispatch(Dispatch::moe_grouped_gemm_weight(x, d_y, expert_offsets.clone().inner().into_dispatch()))
 }
 
 /// The product, which the tape records, and that of its gradient with the matrices transposed.
@@ -93,7 +101,7 @@ pub(crate) trait GroupedGemmOps: Backend {
     fn moe_grouped_gemm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
-        segments: IntTensor<Self>,
+        expert_offsets: IntTensor<Self>,
         transposed: bool,
     ) -> FloatTensor<Self>;
 }
@@ -102,22 +110,22 @@ pub(crate) trait GroupedGemmOps: Backend {
 #[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Fusion: cfg(feature = "cubecl"))]
 pub(crate) trait GroupedGemmBackwardOps: Backend {
     /// Maps `x_rp` and `d_y_rq` to the gradient of `weight_epq`.
-    #[fusion(meta = |x, d_y, segments| spec([segments.shape[0] - 1, x.shape[1], d_y.shape[1]], x.dtype))]
+    #[fusion(meta = |x, d_y, expert_offsets| spec([expert_offsets.shape[0] - 1, x.shape[1], d_y.shape[1]], x.dtype))]
     fn moe_grouped_gemm_weight(
         x: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
-        segments: IntTensor<Self>,
+        expert_offsets: IntTensor<Self>,
     ) -> FloatTensor<Self>;
 
     /// [`moe_grouped_gemm_weight`](Self::moe_grouped_gemm_weight), on a device in the memory of `flat` from element
     /// `start` on.
-    #[fusion(meta = |x, d_y, segments, _, _| {
-        spec([segments.shape[0] - 1, x.shape[1], d_y.shape[1]], x.dtype)
+    #[fusion(meta = |x, d_y, expert_offsets, _, _| {
+        spec([expert_offsets.shape[0] - 1, x.shape[1], d_y.shape[1]], x.dtype)
     })]
     fn moe_grouped_gemm_weight_into(
         x: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
-        segments: IntTensor<Self>,
+        expert_offsets: IntTensor<Self>,
         flat: FloatTensor<Self>,
         start: usize,
     ) -> FloatTensor<Self>;
@@ -127,14 +135,14 @@ impl GroupedGemmOps for Flex {
     fn moe_grouped_gemm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
-        segments: IntTensor<Self>,
+        expert_offsets: IntTensor<Self>,
         transposed: bool,
     ) -> FloatTensor<Self> {
         let ([r, p], [_, rows, columns]) = (dims(&x), dims(&weight));
         let q = if transposed { rows } else { columns };
-        let (x, weight, segments) = (contiguous(&x), contiguous(&weight), contiguous(&segments));
+        let (x, weight, expert_offsets) = (contiguous(&x), contiguous(&weight), contiguous(&expert_offsets));
         with_float!(x.dtype(), T => {
-            let y = grouped_gemm_cpu::<T>(slice(&x), slice(&weight), slice(&segments), Shape { p, q }, transposed);
+            let y = grouped_gemm_cpu::<T>(slice(&x), slice(&weight), slice(&expert_offsets), Shape { p, q }, transposed);
             float(y, [r, q])
         })
     }
@@ -144,12 +152,12 @@ impl GroupedGemmBackwardOps for Flex {
     fn moe_grouped_gemm_weight(
         x: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
-        segments: IntTensor<Self>,
+        expert_offsets: IntTensor<Self>,
     ) -> FloatTensor<Self> {
-        let ([_, p], [_, q], [ends]) = (dims(&x), dims(&d_y), dims(&segments));
-        let (x, d_y, segments) = (contiguous(&x), contiguous(&d_y), contiguous(&segments));
+        let ([_, p], [_, q], [ends]) = (dims(&x), dims(&d_y), dims(&expert_offsets));
+        let (x, d_y, expert_offsets) = (contiguous(&x), contiguous(&d_y), contiguous(&expert_offsets));
         with_float!(x.dtype(), T => {
-            let d_weight = grouped_gemm_weight_cpu::<T>(slice(&x), slice(&d_y), slice(&segments), Shape { p, q });
+            let d_weight = grouped_gemm_weight_cpu::<T>(slice(&x), slice(&d_y), slice(&expert_offsets), Shape { p, q });
             float(d_weight, [ends - 1, p, q])
         })
     }
@@ -157,37 +165,37 @@ impl GroupedGemmBackwardOps for Flex {
     fn moe_grouped_gemm_weight_into(
         x: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
-        segments: IntTensor<Self>,
+        expert_offsets: IntTensor<Self>,
         _: FloatTensor<Self>,
         _: usize,
     ) -> FloatTensor<Self> {
-        Self::moe_grouped_gemm_weight(x, d_y, segments)
+        Self::moe_grouped_gemm_weight(x, d_y, expert_offsets)
     }
 }
 
-/// Checks rows of this width, matrices and segments of one product.
+/// Checks rows of this width, matrices and offsets of one product.
 fn check(
     call: Call,
     (argument, rows, width): (&str, &Tensor<2>, usize),
     weight_epq: &Tensor<3>,
-    segments: &Tensor<1, Int>,
+    expert_offsets: &Tensor<1, Int>,
 ) {
     let shape = weight_epq.dims();
     call.float(argument, rows.dtype());
     call.dtype("weight", weight_epq.dtype(), rows.dtype());
     call.not_empty("weight", &shape);
     call.width(argument, rows.dims(), width);
-    call.dtype("segments", segments.dtype(), DType::I32);
-    call.shape("segments", segments.dims(), [shape[0] + 1]);
+    call.dtype("expert_offsets", expert_offsets.dtype(), DType::I32);
+    call.shape("expert_offsets", expert_offsets.dims(), [shape[0] + 1]);
 }
 
-/// On the CPU, checks that the segments are borders of `r` rows.
-fn check_segments(segments: &[i32], r: usize) {
-    let (first, last) = (segments.first(), segments.last());
-    let borders = first == Some(&0) && segments.is_sorted() && last.is_some_and(|last| *last as usize <= r);
+/// On the CPU, checks that the offsets are borders of `r` rows.
+fn check_expert_offsets(expert_offsets: &[i32], r: usize) {
+    let (first, last) = (expert_offsets.first(), expert_offsets.last());
+    let borders = first == Some(&0) && expert_offsets.is_sorted() && last.is_some_and(|last| *last as usize <= r);
     assert!(
         borders,
-        "grouped_gemm: segments go from {first:?} to {last:?}, expected borders of {r} rows that do not fall"
+        "grouped_gemm: expert_offsets go from {first:?} to {last:?}, expected borders of {r} rows that do not fall"
     );
 }
 
@@ -214,15 +222,15 @@ struct Shape {
 fn grouped_gemm_cpu<T: Element>(
     x: &[T],
     weight: &[T],
-    segments: &[i32],
+    expert_offsets: &[i32],
     Shape { p, q }: Shape,
     transposed: bool,
 ) -> Vec<T> {
-    check_segments(segments, x.len() / p);
+    check_expert_offsets(expert_offsets, x.len() / p);
     let write = |y: &mut [MaybeUninit<T>]| {
         let mut rest = y;
         let mut list = vec![];
-        for (expert, borders) in segments.windows(2).enumerate() {
+        for (expert, borders) in expert_offsets.windows(2).enumerate() {
             let (from, m) = (borders[0] as usize, (borders[1] - borders[0]) as usize);
             let c;
             (c, rest) = rest.split_at_mut(m * q);
@@ -238,10 +246,10 @@ fn grouped_gemm_cpu<T: Element>(
 }
 
 /// Computes `dW[e, p, q]`.
-fn grouped_gemm_weight_cpu<T: Element>(x: &[T], d_y: &[T], segments: &[i32], Shape { p, q }: Shape) -> Vec<T> {
-    check_segments(segments, x.len() / p);
+fn grouped_gemm_weight_cpu<T: Element>(x: &[T], d_y: &[T], expert_offsets: &[i32], Shape { p, q }: Shape) -> Vec<T> {
+    check_expert_offsets(expert_offsets, x.len() / p);
     let write = |d_weight: &mut [MaybeUninit<T>]| {
-        let list = segments.windows(2).zip(d_weight.chunks_mut(p * q)).map(|(borders, c)| {
+        let list = expert_offsets.windows(2).zip(d_weight.chunks_mut(p * q)).map(|(borders, c)| {
             let (from, k) = (borders[0] as usize, (borders[1] - borders[0]) as usize);
             let (x, d_y) = (&x[from * p..][..k * p], &d_y[from * q..][..k * q]);
             Product { m: p, n: q, k, a: Matrix::new(x, p).transposed(), b: Matrix::new(d_y, q), c }
@@ -249,5 +257,5 @@ fn grouped_gemm_weight_cpu<T: Element>(x: &[T], d_y: &[T], segments: &[i32], Sha
         products(list.collect());
     };
     // SAFETY: `products` sets the matrix of every expert.
-    unsafe { written((segments.len() - 1) * p * q, write) }
+    unsafe { written((expert_offsets.len() - 1) * p * q, write) }
 }

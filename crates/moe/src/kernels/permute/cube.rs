@@ -18,12 +18,12 @@ use fused::cube::offline::{KernelCase, buffer, float_cases};
 use fused::cube::rounded;
 
 impl PermuteOps for CubeBackend {
-    fn moe_permute(x: CubeTensor, source: CubeTensor, _slot: CubeTensor) -> CubeTensor {
-        let ([n, d], [r], dtype) = (x.shape().dims(), source.shape().dims(), x.dtype);
+    fn moe_permute(x: CubeTensor, assignment_of: CubeTensor, _row_of: CubeTensor) -> CubeTensor {
+        let ([n, d], [r], dtype) = (x.shape().dims(), assignment_of.shape().dims(), x.dtype);
         if n == 0 {
             return zeros_client(x.client.clone(), x.device.clone(), [r, d].into(), dtype);
         }
-        let (x, source) = (into_contiguous(x), contiguous(source, DType::I32));
+        let (x, assignment_of) = (into_contiguous(x), contiguous(assignment_of, DType::I32));
         let rows = empty(&x, [r, d], dtype);
         if r * d > 0 {
             let vector = vector_size(&x.client, d, dtype);
@@ -35,7 +35,7 @@ impl PermuteOps for CubeBackend {
                 address_type([&x, &rows]),
                 vector,
                 x.elements(),
-                source.elements(),
+                assignment_of.elements(),
                 rows.clone().elements(),
                 n,
                 r,
@@ -46,8 +46,8 @@ impl PermuteOps for CubeBackend {
         rows
     }
 
-    fn moe_unpermute(y: CubeTensor, gates: CubeTensor, _source: CubeTensor, slot: CubeTensor) -> CubeTensor {
-        unpermute(y, Some(gates), slot)
+    fn moe_unpermute(y: CubeTensor, gates: CubeTensor, _assignment_of: CubeTensor, row_of: CubeTensor) -> CubeTensor {
+        unpermute(y, Some(gates), row_of)
     }
 }
 
@@ -55,7 +55,7 @@ impl PermuteOps for CubeBackend {
 #[cube(launch, address_type = "dynamic")]
 fn permute_kernel<F: Float, V: Size>(
     x: &[Vector<F, V>],
-    source: &[i32],
+    assignment_of: &[i32],
     rows: &mut [Vector<F, V>],
     n: usize,
     r: usize,
@@ -64,7 +64,7 @@ fn permute_kernel<F: Float, V: Size>(
 ) {
     let mut row = CUBE_POS;
     while row < r {
-        let p = source[row];
+        let p = assignment_of[row];
         let mut i = UNIT_POS as usize;
         while i < width {
             let mut value = Vector::<F, V>::new(F::new(0.0f32));
@@ -79,12 +79,12 @@ fn permute_kernel<F: Float, V: Size>(
 }
 
 /// Without gates, all of them are 1: this is the backward of [`permute`].
-fn unpermute(y: CubeTensor, gates: Option<CubeTensor>, slot: CubeTensor) -> CubeTensor {
-    let ([r, d], [k, n], dtype) = (y.shape().dims(), slot.shape().dims(), y.dtype);
+fn unpermute(y: CubeTensor, gates: Option<CubeTensor>, row_of: CubeTensor) -> CubeTensor {
+    let ([r, d], [k, n], dtype) = (y.shape().dims(), row_of.shape().dims(), y.dtype);
     if r == 0 {
         return zeros_client(y.client.clone(), y.device.clone(), [n, d].into(), dtype);
     }
-    let (y, slot) = (into_contiguous(y), contiguous(slot, DType::I32));
+    let (y, row_of) = (into_contiguous(y), contiguous(row_of, DType::I32));
     let tokens = empty(&y, [n, d], dtype);
     if n * d > 0 {
         let vector = vector_size(&y.client, d, dtype);
@@ -98,7 +98,7 @@ fn unpermute(y: CubeTensor, gates: Option<CubeTensor>, slot: CubeTensor) -> Cube
             vector,
             y.elements(),
             gates.into(),
-            slot.elements(),
+            row_of.elements(),
             tokens.clone().elements(),
             n,
             k,
@@ -113,7 +113,7 @@ fn unpermute(y: CubeTensor, gates: Option<CubeTensor>, slot: CubeTensor) -> Cube
 fn unpermute_kernel<F: Float, V: Size>(
     y: &[Vector<F, V>],
     gates: ComptimeOption<&[f32]>,
-    slot: &[i32],
+    row_of: &[i32],
     tokens: &mut [Vector<F, V>],
     n: usize,
     k: usize,
@@ -126,7 +126,7 @@ fn unpermute_kernel<F: Float, V: Size>(
         while i < width {
             let mut sum = Vector::<f32, V>::new(0.0f32);
             for j in 0..k {
-                let row = slot[j * n + token];
+                let row = row_of[j * n + token];
                 if row >= 0i32 {
                     let value = Vector::<f32, V>::cast_from(y[row as usize * width + i]);
                     #[comptime]
@@ -144,26 +144,26 @@ fn unpermute_kernel<F: Float, V: Size>(
 }
 
 impl PermuteBackwardOps for CubeBackend {
-    fn moe_permute_backward(d_x: CubeTensor, slot: CubeTensor) -> CubeTensor {
-        unpermute(d_x, None, slot)
+    fn moe_permute_backward(d_x: CubeTensor, row_of: CubeTensor) -> CubeTensor {
+        unpermute(d_x, None, row_of)
     }
 
-    /// The gradients of rows and gates, in one pass over the rows: `slot` and `source` are inverses of each other.
+    /// The gradients of rows and gates, in one pass over the rows: `row_of` and `assignment_of` are inverses of each other.
     fn moe_unpermute_backward(
         y: CubeTensor,
         gates: CubeTensor,
-        source: CubeTensor,
-        slot: CubeTensor,
+        assignment_of: CubeTensor,
+        row_of: CubeTensor,
         d_y: CubeTensor,
     ) -> (CubeTensor, CubeTensor) {
-        let ([r, d], [k, n], dtype) = (y.shape().dims(), slot.shape().dims(), y.dtype);
+        let ([r, d], [k, n], dtype) = (y.shape().dims(), row_of.shape().dims(), y.dtype);
         if r * d * k * n == 0 {
             let zeros =
                 |shape: [usize; 2], dtype| zeros_client(y.client.clone(), y.device.clone(), shape.into(), dtype);
             return (zeros([r, d], dtype), zeros([k, n], DType::F32));
         }
         let (y, d_y, gates) = (into_contiguous(y), into_contiguous(d_y), contiguous(gates, DType::F32));
-        let (source, slot) = (contiguous(source, DType::I32), contiguous(slot, DType::I32));
+        let (assignment_of, row_of) = (contiguous(assignment_of, DType::I32), contiguous(row_of, DType::I32));
         let (d_rows, d_gates) = (empty(&y, [r, d], dtype), empty(&y, [k, n], DType::F32));
         let vector = vector_size(&y.client, d, dtype);
         let units = units(&y.client, d / vector);
@@ -176,8 +176,8 @@ impl PermuteBackwardOps for CubeBackend {
             vector,
             y.elements(),
             gates.elements(),
-            source.elements(),
-            slot.elements(),
+            assignment_of.elements(),
+            row_of.elements(),
             d_y.elements(),
             d_rows.clone().elements(),
             d_gates.clone().elements(),
@@ -198,8 +198,8 @@ impl PermuteBackwardOps for CubeBackend {
 fn unpermute_backward_kernel<F: Float, V: Size>(
     y: &[Vector<F, V>],
     gates: &[f32],
-    source: &[i32],
-    slot: &[i32],
+    assignment_of: &[i32],
+    row_of: &[i32],
     d_y: &[Vector<F, V>],
     d_rows: &mut [Vector<F, V>],
     d_gates: &mut [f32],
@@ -213,9 +213,9 @@ fn unpermute_backward_kernel<F: Float, V: Size>(
     let unit = UNIT_POS as usize;
     let mut p = ABSOLUTE_POS;
     while p < assignments {
-        let row = slot[p];
+        let row = row_of[p];
         let has_row = row >= 0i32 && row < r as i32;
-        if !has_row || source[select(has_row, row, 0i32) as usize] != p as i32 {
+        if !has_row || assignment_of[select(has_row, row, 0i32) as usize] != p as i32 {
             d_gates[p] = 0.0f32;
         }
         p += CUBE_COUNT * units;
@@ -224,7 +224,7 @@ fn unpermute_backward_kernel<F: Float, V: Size>(
     let mut partial = Shared::<[f32]>::new_slice(units);
     let mut row = CUBE_POS;
     while row < r {
-        let p = source[row];
+        let p = assignment_of[row];
         let mut lanes = Vector::<f32, V>::new(0.0f32);
         let mut i = unit;
         while i < width {

@@ -37,8 +37,9 @@ pub(super) const TILE: usize = 128;
 impl GroupedGemmOps for CubeBackend {
     /// # Panics
     /// If the forced tier cannot run here.
-    fn moe_grouped_gemm(x: CubeTensor, weight: CubeTensor, segments: CubeTensor, transposed: bool) -> CubeTensor {
-        let (x, weight, segments) = (into_contiguous(x), into_contiguous(weight), into_contiguous(segments));
+    fn moe_grouped_gemm(x: CubeTensor, weight: CubeTensor, expert_offsets: CubeTensor, transposed: bool) -> CubeTensor {
+        let (x, weight, expert_offsets) =
+            (into_contiguous(x), into_contiguous(weight), into_contiguous(expert_offsets));
         let ([r, _], [_, rows, columns]) = (x.meta.shape().dims(), weight.meta.shape().dims());
         let q = if transposed { rows } else { columns };
         let y = empty(&x, [r, q], x.dtype);
@@ -47,11 +48,11 @@ impl GroupedGemmOps for CubeBackend {
         }
         let launch = |tier| match tier {
             Tier::Simt => {
-                simt::launch(&x, &weight, &segments, &y, transposed);
+                simt::launch(&x, &weight, &expert_offsets, &y, transposed);
                 Ok(())
             }
-            Tier::MultiLevel => multi_level::launch(&x, &weight, &segments, &y, transposed),
-            Tier::Wgmma => wgmma::launch(&x, &weight, &segments, &y, transposed),
+            Tier::MultiLevel => multi_level::launch(&x, &weight, &expert_offsets, &y, transposed),
+            Tier::Wgmma => wgmma::launch(&x, &weight, &expert_offsets, &y, transposed),
         };
         match tier::forced() {
             Some(tier) => launch(tier).unwrap_or_else(|why| panic!("grouped_gemm: tier {tier} cannot run here: {why}")),
@@ -66,18 +67,18 @@ impl GroupedGemmOps for CubeBackend {
 }
 
 impl GroupedGemmBackwardOps for CubeBackend {
-    fn moe_grouped_gemm_weight(x: CubeTensor, d_y: CubeTensor, segments: CubeTensor) -> CubeTensor {
-        grouped_gemm_weight(x, d_y, segments, None)
+    fn moe_grouped_gemm_weight(x: CubeTensor, d_y: CubeTensor, expert_offsets: CubeTensor) -> CubeTensor {
+        grouped_gemm_weight(x, d_y, expert_offsets, None)
     }
 
     fn moe_grouped_gemm_weight_into(
         x: CubeTensor,
         d_y: CubeTensor,
-        segments: CubeTensor,
+        expert_offsets: CubeTensor,
         flat: CubeTensor,
         start: usize,
     ) -> CubeTensor {
-        grouped_gemm_weight(x, d_y, segments, Some((flat, start)))
+        grouped_gemm_weight(x, d_y, expert_offsets, Some((flat, start)))
     }
 }
 
@@ -86,12 +87,12 @@ impl GroupedGemmBackwardOps for CubeBackend {
 fn grouped_gemm_weight(
     x: CubeTensor,
     d_y: CubeTensor,
-    segments: CubeTensor,
+    expert_offsets: CubeTensor,
     into: Option<(CubeTensor, usize)>,
 ) -> CubeTensor {
-    let (x, d_y, segments) = (into_contiguous(x), into_contiguous(d_y), into_contiguous(segments));
+    let (x, d_y, expert_offsets) = (into_contiguous(x), into_contiguous(d_y), into_contiguous(expert_offsets));
     let ([_, p], [_, q]) = (x.meta.shape().dims(), d_y.meta.shape().dims());
-    let shape = [segments.meta.shape()[0] - 1, p, q];
+    let shape = [expert_offsets.meta.shape()[0] - 1, p, q];
     let d_weight = match into {
         Some((flat, start)) => part_or_empty(&flat, start, shape, x.dtype),
         None => empty(&x, shape, x.dtype),
@@ -100,9 +101,9 @@ fn grouped_gemm_weight(
         return d_weight;
     }
     if tier::forced() != Some(Tier::Simt) && weight_cmma::supports(&x, p, q) {
-        weight_cmma::launch(&x, &d_y, &segments, &d_weight);
+        weight_cmma::launch(&x, &d_y, &expert_offsets, &d_weight);
     } else {
-        weight::launch(&x, &d_y, &segments, &d_weight);
+        weight::launch(&x, &d_y, &expert_offsets, &d_weight);
     }
     d_weight
 }

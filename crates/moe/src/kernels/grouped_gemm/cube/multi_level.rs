@@ -82,11 +82,11 @@ pub(super) fn is_fast(x: &CubeTensor) -> bool {
 pub(super) fn launch(
     x: &CubeTensor,
     weight: &CubeTensor,
-    segments: &CubeTensor,
+    expert_offsets: &CubeTensor,
     y: &CubeTensor,
     transposed: bool,
 ) -> Result<(), String> {
-    let tensors = (x, weight, segments, y);
+    let tensors = (x, weight, expert_offsets, y);
     // On a CPU, cubek does not round as `kernels::round` does.
     if x.client.properties().hardware.num_cpu_cores.is_some() && x.dtype == DType::BF16 {
         return Err("not every CPU has the conversion to bf16".into());
@@ -99,7 +99,7 @@ pub(super) fn launch(
 }
 
 fn run<R, G>(
-    (x, weight, segments, y): (&CubeTensor, &CubeTensor, &CubeTensor, &CubeTensor),
+    (x, weight, expert_offsets, y): (&CubeTensor, &CubeTensor, &CubeTensor, &CubeTensor),
     transposed: bool,
     rows: usize,
 ) -> Result<(), String>
@@ -127,7 +127,7 @@ where
         return Err("cubek gives a cube more than one tile".into());
     }
 
-    let table = tiles::launch(segments, y, rows);
+    let table = tiles::launch(expert_offsets, y, rows);
     let tensors = [x, weight, y].map(|tensor| tensor.handle.clone().binding());
     let table = || table.clone().elements();
     let (inputs, output) = arguments(&shape, tensors, table, &plan.blueprint, &plan.vector_sizes);

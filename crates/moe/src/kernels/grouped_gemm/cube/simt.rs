@@ -254,11 +254,17 @@ pub(super) fn vector_size<const N: usize>(tensor: &CubeTensor, lengths: [usize; 
 }
 
 /// Computes `y_rq`; all tensors are contiguous.
-pub(super) fn launch(x: &CubeTensor, weight: &CubeTensor, segments: &CubeTensor, y: &CubeTensor, transposed: bool) {
+pub(super) fn launch(
+    x: &CubeTensor,
+    weight: &CubeTensor,
+    expert_offsets: &CubeTensor,
+    y: &CubeTensor,
+    transposed: bool,
+) {
     let ([r, p], [_, q]) = (x.meta.shape().dims(), y.meta.shape().dims());
     let units = Units::new(launch::units(&y.client, UNITS));
-    let table = tiles::launch(segments, y, units.tile_rows());
-    let tiles = tiles::count(r, segments.meta.shape()[0] - 1, units.tile_rows());
+    let table = tiles::launch(expert_offsets, y, units.tile_rows());
+    let tiles = tiles::count(r, expert_offsets.meta.shape()[0] - 1, units.tile_rows());
     let across = tiles.min(y.client.properties().hardware.max_cube_count.0 as usize);
     let columns = q.div_ceil(units.tile_columns());
     let count = CubeCount::Static(across as u32, columns as u32, tiles.div_ceil(across) as u32);

@@ -4,9 +4,9 @@
 //! ```text
 //!  grid z: experts                  rows k of x            rows k of dy
 //!  grid x, y: tiles of dW[e]       +--------------+       +--------------+
-//!                                  |    |####|    |       | |####|       |  segments[e]
+//!                                  |    |####|    |       | |####|       |  expert_offsets[e]
 //!       dW[e]   q                  |    |####|    |   x   | |####|       |  in steps of DEPTH
-//!      +---------------+           |    |####|    |       | |####|       |  segments[e + 1]
+//!      +---------------+           |    |####|    |       | |####|       |  expert_offsets[e + 1]
 //!    p |    |####|     |           +--------------+       +--------------+
 //!      +---------------+                 p                      q
 //! ```
@@ -28,7 +28,7 @@ use fused::cube::launch::{Elements, UNITS, address_type, units};
 pub(super) fn grouped_gemm_weight_sum<F: Float, N: Size>(
     x: &[Vector<F, N>],
     d_y: &[Vector<F, N>],
-    segments: &[i32],
+    expert_offsets: &[i32],
     d_weight: &mut [Vector<F, N>],
     p: usize,
     q: usize,
@@ -40,11 +40,11 @@ pub(super) fn grouped_gemm_weight_sum<F: Float, N: Size>(
     let mut a = Shared::<[f32]>::new_aligned_slice(comptime!(DEPTH * (units.tile_rows() + PAD)), 16usize);
     let mut b = Shared::<[f32]>::new_aligned_slice(comptime!(DEPTH * (units.tile_columns() + PAD)), 16usize);
     let mut sums = zero_sums();
-    let (end, all) = (segments[expert + 1] as usize, x.len() * N::value() / p);
+    let (end, all) = (expert_offsets[expert + 1] as usize, x.len() * N::value() / p);
     let end = select(end < all, end, all);
     let left = Source { offset: 0usize.runtime(), stride: p, rows: end, columns: p };
     let right = Source { offset: 0usize.runtime(), stride: q, rows: end, columns: q };
-    let mut k = segments[expert] as usize;
+    let mut k = expert_offsets[expert] as usize;
     while k < end {
         stage(x, &left, k, row, &mut a, comptime!(units.tile_rows()), comptime!(units.count()));
         stage(d_y, &right, k, column, &mut b, comptime!(units.tile_columns()), comptime!(units.count()));
@@ -58,7 +58,7 @@ pub(super) fn grouped_gemm_weight_sum<F: Float, N: Size>(
 }
 
 /// Computes `dW_epq` on any device; all tensors are contiguous.
-pub(super) fn launch(x: &CubeTensor, d_y: &CubeTensor, segments: &CubeTensor, d_weight: &CubeTensor) {
+pub(super) fn launch(x: &CubeTensor, d_y: &CubeTensor, expert_offsets: &CubeTensor, d_weight: &CubeTensor) {
     let [e, p, q] = d_weight.meta.shape().dims();
     let units = Units::new(units(&x.client, UNITS));
     let tiles = |length: usize, tile: usize| length.div_ceil(tile) as u32;
@@ -73,7 +73,7 @@ pub(super) fn launch(x: &CubeTensor, d_y: &CubeTensor, segments: &CubeTensor, d_
             vector_size(x, [p, q]),
             x.clone().elements(),
             d_y.clone().elements(),
-            segments.clone().elements(),
+            expert_offsets.clone().elements(),
             d_weight.clone().elements(),
             p,
             q,

@@ -103,7 +103,7 @@ impl Step {
 pub(super) fn grouped_gemm_weight_sum<F: Float>(
     x: &[Vector<F, Const<VECTOR>>],
     d_y: &[Vector<F, Const<VECTOR>>],
-    segments: &[i32],
+    expert_offsets: &[i32],
     d_weight: &mut [Vector<F, Const<VECTOR>>],
     p: usize,
     q: usize,
@@ -130,10 +130,10 @@ pub(super) fn grouped_gemm_weight_sum<F: Float>(
         ));
     }
 
-    let (end, all) = (segments[expert + 1] as usize, x.len() * VECTOR / p);
+    let (end, all) = (expert_offsets[expert + 1] as usize, x.len() * VECTOR / p);
     let end = select(end < all, end, all);
-    let mut left = Step { row: segments[expert] as usize, end, column: row, stride: p };
-    let mut right = Step { row: segments[expert] as usize, end, column, stride: q };
+    let mut left = Step { row: expert_offsets[expert] as usize, end, column: row, stride: p };
+    let mut right = Step { row: expert_offsets[expert] as usize, end, column, stride: q };
     let mut next_a = Array::<Vector<F, Const<VECTOR>>>::new(LOADS);
     let mut next_b = Array::<Vector<F, Const<VECTOR>>>::new(LOADS);
     let mut start = 0usize;
@@ -230,7 +230,7 @@ pub(super) fn has_tensor_cores(x: &CubeTensor) -> bool {
 }
 
 /// Computes `dW_epq`; all tensors are contiguous and [supported](supports).
-pub(super) fn launch(x: &CubeTensor, d_y: &CubeTensor, segments: &CubeTensor, d_weight: &CubeTensor) {
+pub(super) fn launch(x: &CubeTensor, d_y: &CubeTensor, expert_offsets: &CubeTensor, d_weight: &CubeTensor) {
     let [e, p, q] = d_weight.meta.shape().dims();
     // SAFETY: both borders of a segment are clamped to the number of rows; rows and columns of `dW` are checked against
     // its size.
@@ -242,7 +242,7 @@ pub(super) fn launch(x: &CubeTensor, d_y: &CubeTensor, segments: &CubeTensor, d_
             address_type([x, d_y, d_weight]),
             x.clone().elements(),
             d_y.clone().elements(),
-            segments.clone().elements(),
+            expert_offsets.clone().elements(),
             d_weight.clone().elements(),
             p,
             q,

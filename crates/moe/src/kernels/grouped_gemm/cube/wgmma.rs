@@ -208,7 +208,7 @@ pub(super) fn grouped_gemm_product(
 pub(super) fn launch(
     x: &CubeTensor,
     weight: &CubeTensor,
-    segments: &CubeTensor,
+    expert_offsets: &CubeTensor,
     y: &CubeTensor,
     transposed: bool,
 ) -> Result<(), String> {
@@ -241,7 +241,7 @@ pub(super) fn launch(
     };
     // In the memory order of the matrices.
     let (matrices, part) = if transposed { ([e, q, p], [1, TILE, DEPTH]) } else { ([e, p, q], [1, DEPTH, TILE / 2]) };
-    let table = tiles::launch(segments, y, TILE);
+    let table = tiles::launch(expert_offsets, y, TILE);
     // SAFETY: TMA skips whatever is outside of a tensor, and writes are checked against a tile's end, which is at most
     // the number of rows (`tiles`).
     unsafe {
