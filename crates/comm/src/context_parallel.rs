@@ -1,9 +1,9 @@
 //! Context parallelism: the rows of a sequence that each rank holds, and how ranks exchange them.
 
-use crate::ops::{self, move_rows};
-use crate::{CommError, Communicator, FirstError, Kind, Reduce};
+use crate::ops::move_rows;
+use crate::{CommError, Communicator, FirstError, Kind, RankGroup};
 use burn::tensor::Tensor;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 /// The ranks that each hold a part of every sequence's rows, through all layers; by default this rank alone.
 ///
@@ -15,29 +15,12 @@ use std::ops::Range;
 ///           rank    0     1     1     0
 /// ```
 #[derive(Clone, Default)]
-pub struct ContextParallel {
-    ranks: Option<(Communicator, FirstError)>,
-}
+pub struct ContextParallel(RankGroup);
 
 impl ContextParallel {
     /// Creates the ranks of `comm`. Failures in forwards and backwards are kept in `first_error`.
     pub fn new(comm: Communicator, first_error: FirstError) -> Self {
-        Self { ranks: (comm.world_size() > 1).then_some((comm, first_error)) }
-    }
-
-    /// Returns whether this rank holds whole sequences.
-    pub fn is_alone(&self) -> bool {
-        self.ranks.is_none()
-    }
-
-    /// Returns the number of ranks.
-    pub fn size(&self) -> usize {
-        self.ranks.as_ref().map_or(1, |(comm, _)| comm.world_size())
-    }
-
-    /// Returns this rank's number among them.
-    pub fn rank(&self) -> usize {
-        self.ranks.as_ref().map_or(0, |(comm, _)| comm.rank())
+        Self(RankGroup::new(comm, first_error))
     }
 
     /// Returns the rows of sequences of `t` rows that rank `rank` holds, in the order in which it holds them: one range
@@ -66,28 +49,14 @@ impl ContextParallel {
     /// Gathers all rows of the sequences in order: `[b, t / N, d]` becomes `[b, t, d]`. The backward treats gradients
     /// of the result as partial sums.
     pub fn gather(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        let Some((comm, first_error)) = self.ranks.clone() else { return x_btd };
+        let Some((comm, first_error)) = self.0.ranks().cloned() else { return x_btd };
         let t = x_btd.dims()[1] * comm.world_size();
         move_rows(comm, first_error, x_btd, t, gather, scatter)
     }
 
-    /// Returns the sum over the ranks, on each of them. The backward treats gradients of the result as partial sums.
-    pub fn sum<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        match self.ranks.clone() {
-            Some((comm, first_error)) => ops::sum(comm, first_error, x),
-            None => x,
-        }
-    }
-
-    /// Combines the ranks' numbers outside of any graph.
-    pub fn all_reduce(&self, x_n: Tensor<1>, how: Reduce) -> Tensor<1> {
-        let Some((comm, first_error)) = &self.ranks else { return x_n };
-        first_error.run(|| comm.all_reduce(x_n.clone(), how), || x_n.clone())
-    }
-
     /// Sends `x` to the next rank (the last rank sends to the first one) and returns at once.
     pub fn send(&self, x_n: Tensor<1>) {
-        if let Some((comm, first_error)) = &self.ranks {
+        if let Some((comm, first_error)) = self.0.ranks() {
             first_error.run(|| comm.send(x_n, (comm.rank() + 1) % comm.world_size()), || ());
         }
     }
@@ -96,7 +65,7 @@ impl ContextParallel {
     /// tensors as `like` has; if receiving fails, they are zeros of the shapes in `like`. A single rank receives
     /// nothing.
     pub fn recv_during<T>(&self, like: &[&Tensor<1>], work: impl FnOnce() -> T) -> (Vec<Tensor<1>>, T) {
-        let Some((comm, first_error)) = &self.ranks else { return (vec![], work()) };
+        let Some((comm, first_error)) = self.0.ranks() else { return (vec![], work()) };
         let (from, mut work) = ((comm.rank() + comm.world_size() - 1) % comm.world_size(), Some(work));
         let mut done = None;
         let receive = || {
@@ -108,6 +77,14 @@ impl ContextParallel {
         // After an earlier failure nothing is received, but the work still runs.
         let done = done.unwrap_or_else(|| work.take().expect("it has not run")());
         (came, done)
+    }
+}
+
+impl Deref for ContextParallel {
+    type Target = RankGroup;
+
+    fn deref(&self) -> &RankGroup {
+        &self.0
     }
 }
 

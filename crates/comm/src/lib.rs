@@ -66,6 +66,7 @@ mod meter;
 mod mpi;
 pub mod ops;
 mod payload;
+mod rank_group;
 mod ranks;
 mod sequence_ranks;
 mod sums;
@@ -84,6 +85,7 @@ pub use meter::{Traffic, TrafficTable};
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiEngine, MpiWorld};
 pub use payload::{Kind, Payload, Reduce};
+pub use rank_group::RankGroup;
 pub use ranks::{RankFailure, run_ranks};
 pub use sequence_ranks::SequenceRanks;
 pub use sums::Summands;

@@ -1,9 +1,9 @@
 //! Tensor and sequence parallelism: the collectives around layers whose heads or columns are split over ranks.
 
-use crate::ops::{self, flat, move_rows, run};
-use crate::{CommError, Communicator, FirstError, Reduce};
+use crate::ops::{flat, move_rows, run};
+use crate::{CommError, Communicator, FirstError, RankGroup};
 use burn::tensor::Tensor;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The ranks that each compute a part of a layer's heads or columns, and between such layers hold a part of each
@@ -22,29 +22,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// backward of each. Parameters that every rank applies to its own rows alone (norms, routers, the bias after a sum)
 /// have gradients that must be summed over the ranks, as in data parallelism.
 #[derive(Clone, Default)]
-pub struct TensorParallel {
-    ranks: Option<(Communicator, FirstError)>,
-}
+pub struct TensorParallel(RankGroup);
 
 impl TensorParallel {
     /// Creates the ranks of `comm`. Failures in forwards and backwards are kept in `first_error`.
     pub fn new(comm: Communicator, first_error: FirstError) -> Self {
-        Self { ranks: (comm.world_size() > 1).then_some((comm, first_error)) }
-    }
-
-    /// Returns whether this rank holds whole layers.
-    pub fn is_alone(&self) -> bool {
-        self.ranks.is_none()
-    }
-
-    /// Returns the number of ranks.
-    pub fn size(&self) -> usize {
-        self.ranks.as_ref().map_or(1, |(comm, _)| comm.world_size())
-    }
-
-    /// Returns this rank's number among them.
-    pub fn rank(&self) -> usize {
-        self.ranks.as_ref().map_or(0, |(comm, _)| comm.rank())
+        Self(RankGroup::new(comm, first_error))
     }
 
     /// Returns this rank's part of `n` items, which are distributed in order without overlap; parts differ by at most
@@ -56,14 +39,14 @@ impl TensorParallel {
     /// Gathers the rows of all ranks: `[b, s, d]` becomes `[b, t, d]`. The backward treats gradients of the result as
     /// partial sums.
     pub fn gather(&self, x_bsd: Tensor<3>) -> Tensor<3> {
-        let Some((comm, first_error)) = self.ranks.clone() else { return x_bsd };
+        let Some((comm, first_error)) = self.0.ranks().cloned() else { return x_bsd };
         let t = x_bsd.dims()[1] * comm.world_size();
         move_rows(comm, first_error, x_bsd, t, gather, scatter)
     }
 
     /// Does the same as [`gather`](Self::gather), and lets users of the rows gather them again instead of keeping them.
     pub fn gather_again(&self, x_bsd: Tensor<3>) -> Gathered {
-        let Some((comm, first_error)) = self.ranks.clone() else { return Gathered { x_btd: x_bsd, again: None } };
+        let Some((comm, first_error)) = self.0.ranks().cloned() else { return Gathered { x_btd: x_bsd, again: None } };
         let again = Arc::new(Again { comm, first_error, x_bsd: x_bsd.clone().inner(), state: Mutex::default() });
         Gathered { x_btd: self.gather(x_bsd), again: Some(again) }
     }
@@ -73,25 +56,18 @@ impl TensorParallel {
     /// # Panics
     /// Panics if the number of ranks does not divide `t`.
     pub fn scatter(&self, y_btd: Tensor<3>) -> Tensor<3> {
-        let Some((comm, first_error)) = self.ranks.clone() else { return y_btd };
+        let Some((comm, first_error)) = self.0.ranks().cloned() else { return y_btd };
         let (t, n) = (y_btd.dims()[1], comm.world_size());
         assert!(t.is_multiple_of(n), "tensor parallelism: {t} rows of a sequence on {n} ranks");
         move_rows(comm, first_error, y_btd, t / n, scatter, gather)
     }
+}
 
-    /// Returns the sum over the ranks, on each of them. The backward treats gradients of the result as partial sums.
-    pub fn sum<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        match self.ranks.clone() {
-            Some((comm, first_error)) => ops::sum(comm, first_error, x),
-            None => x,
-        }
-    }
+impl Deref for TensorParallel {
+    type Target = RankGroup;
 
-    /// Combines the ranks' numbers outside of any graph.
-    pub fn all_reduce(&self, x_n: Tensor<1>, how: Reduce) -> Tensor<1> {
-        let Some((comm, first_error)) = &self.ranks else { return x_n };
-        let len = x_n.dims()[0];
-        run(first_error, x_n, len, |x_n| comm.all_reduce(x_n, how))
+    fn deref(&self) -> &RankGroup {
+        &self.0
     }
 }
 

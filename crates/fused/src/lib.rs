@@ -24,6 +24,22 @@
 //! | [`dropout`] | 0, or `x / (1 - p)`, by a hash of the element's position in the global batch | |
 //! | [`adamw`], [`sum_of_squares`], [`clip_factor`] | one optimizer step, the squared norm of a gradient, the factor that clips it | |
 //! | [`flatten`] | copies tensors, such as gradients, to their offsets in one buffer | |
+//!
+//! # Example
+//!
+//! They take Burn's tensors, on any device that Kiln supports, and are differentiated with them:
+//!
+//! ```
+//! use burn::tensor::{Device, Tensor};
+//!
+//! let device = Device::flex().autodiff();
+//! let x = Tensor::<3>::ones([2, 4, 8], &device).require_grad();
+//! let weight = Tensor::<2>::ones([8, 16], &device).require_grad();
+//! let y = fused::linear_gelu(x.clone(), weight, None);
+//! let gradients = y.clone().sum().backward();
+//! assert_eq!(y.dims(), [2, 4, 16]);
+//! assert_eq!(x.grad(&gradients).unwrap().dims(), [2, 4, 8]);
+//! ```
 
 mod adamw;
 mod attention;

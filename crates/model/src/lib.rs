@@ -1,12 +1,25 @@
 //! GPT-2, Llama and DeepSeek (MLA + MoE) as Burn modules, and their weights in Hugging Face's format.
 //!
-//! A model is a module with public parts and a forward on one device: `model.logits(tokens)` needs no communicator. A
-//! part that holds a rank's shard of the parameters computes its rows of the sequences together with the ranks in its
-//! [`Parallel`].
+//! A model is a module with public parts and a forward on one device: `model.logits(tokens)` needs no communicator. Its
+//! family writes a [`Decoder`], whose list of calls both this forward and sharded training run. A part that holds a
+//! rank's shard of the parameters computes its rows of the sequences together with the ranks in its [`Parallel`].
 //!
 //! A [`Family`] knows everything else about its models: parameters ([`ParameterSpec`]: shape, initial values, how ranks
 //! split it), sharding units, what each call costs, limits, and Hugging Face's names. [`ModelConfig`] is the only list
 //! of families.
+//!
+//! ```
+//! use burn::tensor::{Device, Int, Tensor};
+//! use model::{Gpt2, Gpt2Config, LanguageModel};
+//!
+//! let device = Device::flex();
+//! let config = Gpt2Config { vocab_size: 65, n_layer: 2, n_head: 2, n_embd: 16, ..Gpt2Config::default() };
+//! let gpt2 = Gpt2::init(&config, 1337, &device);
+//! let tokens_bt = Tensor::<2, Int>::from_data([[7, 3, 64, 0]], &device);
+//! assert_eq!(gpt2.logits(tokens_bt.clone()).dims(), [1, 4, 65]);
+//! let loss: f32 = gpt2.loss(tokens_bt.clone(), tokens_bt).into_scalar();
+//! assert!((loss - 65f32.ln()).abs() < 0.2, "an untrained model knows nothing");
+//! ```
 //!
 //! Parameters may be f32, bf16 or f16, all of one dtype, which the residual stream and the gradients then share. Norms,
 //! softmax, rotations, routing and the loss are computed in f32, and the loss is f32.
