@@ -2,7 +2,7 @@
 //!
 //! A training step consists of several hundred short loops. A rayon thread that finds no work for a few microseconds
 //! sleeps, and waking it takes longer than many of these loops. So the thread that runs the loops, the leader, asks the
-//! pool for helpers once. Each helper waits up to [`PATIENCE`] for the next loop before it returns to the pool.
+//! pool for helpers once. Each helper waits up to 100 us for the next loop before it returns to the pool.
 //! Meanwhile it also runs other jobs of the pool.
 //!
 //! ```text
@@ -13,7 +13,7 @@
 //! Waiting takes a core from others, so helpers wait only while there is a core for each helper and for each leader
 //! that has helpers.
 //!
-//! Threads share the state in [`shared`]; `loom/` runs it in every interleaving.
+//! Threads share the state in `shared`; `loom/` runs it in every interleaving.
 
 mod shared;
 
