@@ -61,7 +61,7 @@ impl<'t> Body<'_, 't> {
             }
             "prefetch" | "prefetchu" | "applypriority" | "discard" => self.emit(Class::Global, Inst::Nop),
             "createpolicy" => {
-                let d = self.dst(&args[0], "b64")?;
+                let d = self.dst(args.first().ok_or("a register is expected")?, "b64")?;
                 let zero = self.builder.constant(0, true);
                 self.copy(d, zero, true);
             }
@@ -79,12 +79,12 @@ impl<'t> Body<'_, 't> {
             }
             "stacksave" => {
                 let of = op.of()?;
-                let d = self.dst(&args[0], of)?;
+                let d = self.dst(args.first().ok_or("a register is expected")?, of)?;
                 self.emit(Class::Local, Inst::StackSave { d, wide: bits(of) == 64 });
             }
             "stackrestore" => {
                 let of = op.of()?;
-                let a = self.src(&args[0], of)?;
+                let a = self.src(args.first().ok_or("a register is expected")?, of)?;
                 self.emit(Class::Local, Inst::StackRestore { a, wide: bits(of) == 64 });
             }
             _ => return Ok(false),

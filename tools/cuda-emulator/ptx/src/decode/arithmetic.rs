@@ -197,6 +197,10 @@ impl<'t> Body<'_, 't> {
             (_, false) => CarryOp::MadLow,
             (_, true) => CarryOp::MadHigh { signed: of.starts_with('s') },
         };
+        let operands = if matches!(kind, CarryOp::Add | CarryOp::Sub) { 3 } else { 4 };
+        if args.len() != operands {
+            return Err(format!("{} operands, not {operands}", args.len()));
+        }
         let zero = self.builder.constant(0, true);
         let mut sources = [zero; 3];
         for (source, arg) in sources.iter_mut().zip(&args[1..]) {

@@ -160,7 +160,7 @@ impl<'t> Builder<'t> {
                     users.first().map_or(&mut common, |user| tops.entry(user).or_insert(0))
                 };
                 let offset = top.next_multiple_of(variable.align.max(1));
-                *top = offset + variable.size as u32;
+                *top = offset.saturating_add(variable.size as u32);
                 match function {
                     Some(function) => {
                         self.shared.insert((function, variable.name), offset);

@@ -68,7 +68,7 @@ impl<'a, 't> Body<'a, 't> {
                 ast::Space::Shared => made.builder.shared_offset(function.name, variable.name),
                 _ => {
                     let offset = made.local.next_multiple_of(variable.align.max(1));
-                    made.local = offset + variable.size as u32;
+                    made.local = offset.saturating_add(variable.size as u32).min(u32::MAX - 16);
                     offset
                 }
             };

@@ -131,7 +131,7 @@ fn fill(ast: &Ast<'_>, memory: &Memory, builder: &Builder<'_>) -> Result<(), Ptx
         let size = declared.element as usize;
         for (initial, into) in declared.initial.iter().zip(bytes.chunks_mut(size.max(1))) {
             let bits = initial_bits(declared, initial, builder).map_err(fail)?;
-            into.copy_from_slice(&bits.to_le_bytes()[..into.len()]);
+            into.copy_from_slice(&u128::from(bits).to_le_bytes()[..into.len()]);
         }
         memory.write(addresses[declared.name], &bytes).map_err(|fault| fail(fault.to_string()))?;
     }

@@ -8,6 +8,13 @@ use crate::parse::ast::Operand;
 
 const CLASS: Class = Class::Integer;
 
+/// Bits of a type and of each part of it. Of 128 bits there are halves and quarters.
+fn shares(of: &str, parts: &[Operand<'_>]) -> Result<(u32, u32)> {
+    let (all, count) = (bits(of), parts.len());
+    let fits = if all == 128 { matches!(count, 2 | 4) } else { count > 0 };
+    if fits { Ok((all, all / count as u32)) } else { Err(format!("{count} parts of .{of}")) }
+}
+
 impl<'t> Body<'_, 't> {
     /// A copy of rows.
     pub fn copy(&mut self, d: u32, from: u32, wide: bool) {
@@ -49,7 +56,7 @@ impl<'t> Body<'_, 't> {
 
     /// `mov.b64 {a, b}, c`
     pub fn unpack(&mut self, of: &str, parts: &[Operand<'t>], from: &Operand<'t>) -> Result<()> {
-        let (all, each) = (bits(of), bits(of) / parts.len() as u32);
+        let (all, each) = shares(of, parts)?;
         if all == 128 {
             let Operand::Name(name, 0) = from else { return Err("a register is expected".to_owned()) };
             let row = self.register(name)?.row;
@@ -89,7 +96,7 @@ impl<'t> Body<'_, 't> {
 
     /// `mov.b64 c, {a, b}`
     pub fn pack(&mut self, of: &str, to: &Operand<'t>, parts: &[Operand<'t>]) -> Result<()> {
-        let (all, each) = (bits(of), bits(of) / parts.len() as u32);
+        let (all, each) = shares(of, parts)?;
         let part_type = match each {
             64 => "b64",
             32 => "b32",

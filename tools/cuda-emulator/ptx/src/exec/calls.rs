@@ -48,12 +48,20 @@ impl Machine<'_, '_> {
     }
 
     /// Copies results from where the callee's frame was.
-    pub fn results(&mut self, call: &Call, mask: u32) {
+    pub fn results(&mut self, call: &Call, mask: u32) -> Result<(), Fault> {
         let (own, tops) = (*self.row(LOCAL_BASE), self.row(LOCAL_TOP).map(|top| top.next_multiple_of(16)));
+        // A callee that was reached by its address may have another frame than the call's prototype says.
+        let ends = call.copies.iter().map(|&(_, source, bytes)| u64::from(source) + u64::from(bytes));
+        let end = ends.max().unwrap_or(0);
+        let mut most = 0;
+        each(mask, |lane| most = most.max(u64::from(tops[lane]) + end));
+        if !self.warp.need_local(most as usize) {
+            return Err(Fault::new(FaultKind::OutOfBounds, "results of a call that no stack holds"));
+        }
         each(mask, |lane| {
             let from = self.warp.local_at(lane);
             for &(target, source, bytes) in &call.copies {
-                // SAFETY: the call has made the lane's local memory large enough for both ranges.
+                // SAFETY: the lane's local memory has been made large enough for both ranges.
                 unsafe {
                     let source = (from + u64::from(tops[lane] + source)) as *const u8;
                     let target = (from + u64::from(own[lane] + target)) as *mut u8;
@@ -61,6 +69,7 @@ impl Machine<'_, '_> {
                 }
             }
         });
+        Ok(())
     }
 
     /// A `.param` variable of a call.
@@ -183,8 +192,10 @@ fn one(flags: &str, kind: char, value: u64, long: bool, text: String) -> String 
     let digits = flags.trim_start_matches(['-', '+', ' ', '#', '0']);
     let zero = flags.trim_start_matches(['-', '+', ' ', '#']).starts_with('0') && !left;
     let (width, precision) = digits.split_once('.').unwrap_or((digits, ""));
-    let width: usize = width.parse().unwrap_or(0);
-    let precision: Option<usize> = if digits.contains('.') { Some(precision.parse().unwrap_or(0)) } else { None };
+    // No more than Rust formats, a digit before the point included.
+    let number = |digits: &str| digits.parse().unwrap_or(0usize).min(usize::from(u16::MAX) - 1);
+    let width = number(width);
+    let precision = digits.contains('.').then(|| number(precision));
     let signed = if long { value as i64 } else { i64::from(value as i32) };
     let float = f64::from_bits(value);
     let plus = if flags.contains('+') { "+" } else { "" };
@@ -236,4 +247,22 @@ fn general(value: f64, precision: usize) -> String {
         return format!("{}e{exponent}", trim(mantissa));
     }
     trim(&format!("{value:.*}", (precision as i32 - 1 - exponent).max(0) as usize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conversions_of_printf_take_any_width() {
+        let bits = 1.5f64.to_bits();
+        assert_eq!(one("-5", 'd', 7, false, String::new()), "7    ");
+        assert_eq!(one("08.3", 'f', bits, true, String::new()), "0001.500");
+        for (flags, kind) in [("70000", 'd'), ("-70000", 'u'), ("070000", 'x')] {
+            assert_eq!(one(flags, kind, 7, false, String::new()).len(), 65_534, "{flags}{kind}");
+        }
+        for kind in ['f', 'e', 'g'] {
+            assert!(one(".70000", kind, bits, true, String::new()).starts_with("1.5"));
+        }
+    }
 }

@@ -147,7 +147,10 @@ impl Machine<'_, '_> {
         let base = self.base + call.rows;
         let tops = self.row(LOCAL_TOP).map(|top| top.next_multiple_of(16));
         let mut most = 0;
-        super::span::each(mask, |lane| most = most.max(tops[lane] + callee.local));
+        // The arguments as the call has them, which a callee that was reached by its address may not expect.
+        let ends = call.copies.iter().map(|&(_, target, bytes)| u64::from(target) + u64::from(bytes));
+        let needed = ends.fold(u64::from(callee.local), u64::max);
+        super::span::each(mask, |lane| most = most.max(u64::from(tops[lane]) + needed));
         let rows = (base + callee.rows.max(HEADER)) as usize;
         if !self.warp.need_rows(rows) || !self.warp.need_local(most as usize) {
             return Err(Fault::new(FaultKind::OutOfBounds, "calls are nested too deeply: the stack is full"));

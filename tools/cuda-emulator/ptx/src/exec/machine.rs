@@ -315,7 +315,7 @@ impl Machine<'_, '_> {
                 return Ok(Flow::Select);
             }
             Inst::Call(call) => return self.call(call, mask),
-            Inst::Results(call) => self.results(call, mask),
+            Inst::Results(call) => self.results(call, mask)?,
             Inst::Return => return self.give_back(mask),
             Inst::Exit => return self.exit(mask),
             Inst::Trap => {
@@ -333,6 +333,14 @@ impl Machine<'_, '_> {
             }
             Inst::StackRestore { a, wide } => {
                 let top = if *wide { self.wide(*a).map(|top| top as u32) } else { *self.row(*a) };
+                // Calls and `alloca` go on from there.
+                let mut wrong = 0;
+                super::span::each(mask, |lane| wrong |= u32::from(top[lane] as usize > self.warp.stride) << lane);
+                if wrong != 0 {
+                    self.lane = wrong.trailing_zeros() as usize;
+                    let what = format!("stackrestore to {:#x}, which is no top of the stack", top[self.lane]);
+                    return Err(Fault::new(FaultKind::OutOfBounds, what));
+                }
                 self.set(LOCAL_TOP, mask, &top);
             }
             Inst::Exchange(exchange) => return self.exchange(exchange, mask),

@@ -126,6 +126,10 @@ impl<'a> Env<'a> {
         if launch.cluster.iter().product::<u32>() > 16 {
             return fail("a cluster of more than 16 blocks".to_owned());
         }
+        let function = &program.functions[*number];
+        if function.local as usize > warp::MOST_LOCAL {
+            return fail(format!("{} bytes of local memory, and a thread has {}", function.local, warp::MOST_LOCAL));
+        }
         let bytes = kernel.param_bytes() as usize;
         if launch.params.len() < bytes {
             return fail(format!("{} bytes of parameters, and it has {bytes}", launch.params.len()));
@@ -162,7 +166,7 @@ impl<'a> Env<'a> {
             program,
             constants: program.constants.as_ptr(),
             kernel,
-            function: &program.functions[*number],
+            function,
             launch,
             params,
             memory,

@@ -111,6 +111,9 @@ impl Warp {
     /// Makes local memory of `bytes` bytes a lane; false if that is too much.
     pub fn need_local(&mut self, bytes: usize) -> bool {
         let bytes = bytes.next_multiple_of(16);
+        if bytes > MOST_LOCAL {
+            return false;
+        }
         if bytes > self.stride {
             let (old, new) = (self.stride / 8, bytes / 8);
             let mut grown = vec![0; new * LANES];
@@ -120,7 +123,7 @@ impl Warp {
             self.local = grown;
             self.stride = bytes;
         }
-        bytes <= MOST_LOCAL
+        true
     }
 
     /// Host address of the start of a lane's local memory.

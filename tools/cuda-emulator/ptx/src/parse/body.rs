@@ -4,6 +4,9 @@ use super::ast::{Index, Instruction, Operand, Space, Statement, Value};
 use super::lexer::Token;
 use super::{Parser, Result, type_bits};
 
+/// Registers of one declaration.
+const MOST_REGISTERS: u32 = 1 << 22;
+
 impl<'t> Parser<'t> {
     /// Statements up to the closing brace.
     pub(super) fn body(&mut self) -> Result<Vec<Statement<'t>>> {
@@ -83,7 +86,10 @@ impl<'t> Parser<'t> {
         loop {
             word = self.word()?;
             let count = if self.eat(b'<') {
-                let count = self.int()? as u32;
+                let count = self.int()?;
+                let Some(count) = u32::try_from(count).ok().filter(|count| *count <= MOST_REGISTERS) else {
+                    return self.fail(format!("{count} registers in one declaration"));
+                };
                 self.expect(b'>')?;
                 Some(count)
             } else {
@@ -167,7 +173,7 @@ impl<'t> Parser<'t> {
 
     /// `array[4]` or `array[%r1 + 4]`, from behind the bracket.
     fn indexed(&mut self, array: &'t str) -> Result<Operand<'t>> {
-        let (index, offset) = match self.operand()? {
+        let (index, offset) = match self.within(Self::operand)? {
             Operand::Name(register, offset) => (Index::Register(register), offset),
             Operand::Value(Value::Int(offset)) => (Index::Constant, offset as i64),
             _ => return self.fail(format!("the index of '{array}' is neither a register nor an integer")),
@@ -182,7 +188,7 @@ impl<'t> Parser<'t> {
             if !found.is_empty() {
                 self.expect(b',')?;
             }
-            found.push(self.operand()?);
+            found.push(self.within(Self::operand)?);
         }
         Ok(found)
     }

@@ -29,7 +29,7 @@ const OPERATIONS: [(&[u8], u32); 18] = [
 impl Parser<'_> {
     /// A number, or an expression of integers, which are as wide as a `.s64`.
     pub(super) fn value(&mut self) -> Result<Value> {
-        match self.unary()? {
+        match self.within(Self::unary)? {
             Value::Int(first) => self.binary(first, 1).map(Value::Int),
             value => Ok(value),
         }
@@ -37,14 +37,14 @@ impl Parser<'_> {
 
     fn unary(&mut self) -> Result<Value> {
         if self.eat(b'-') {
-            return Ok(match self.unary()? {
+            return Ok(match self.within(Self::unary)? {
                 Value::Int(value) => Value::Int(value.wrapping_neg()),
                 Value::F32(bits) => Value::F32(bits ^ 1 << 31),
                 Value::F64(bits) => Value::F64(bits ^ 1 << 63),
             });
         }
         if self.eat(b'+') {
-            return self.unary();
+            return self.within(Self::unary);
         }
         if self.eat(b'~') {
             return Ok(Value::Int(!self.integer()?));
@@ -53,7 +53,7 @@ impl Parser<'_> {
             return Ok(Value::Int(u64::from(self.integer()? == 0)));
         }
         if self.eat(b'(') {
-            let value = self.value()?;
+            let value = self.within(Self::value)?;
             self.expect(b')')?;
             return Ok(value);
         }
@@ -69,7 +69,7 @@ impl Parser<'_> {
     }
 
     fn integer(&mut self) -> Result<u64> {
-        match self.unary()? {
+        match self.within(Self::unary)? {
             Value::Int(value) => Ok(value),
             _ => self.fail("expected an integer, found a fraction"),
         }
@@ -133,7 +133,7 @@ mod tests {
     use crate::parse::lexer::lex;
 
     fn value(text: &str) -> Result<Value> {
-        Parser { tokens: lex(text).unwrap(), at: 0 }.value()
+        Parser { tokens: lex(text).unwrap(), at: 0, depth: 0 }.value()
     }
 
     #[test]

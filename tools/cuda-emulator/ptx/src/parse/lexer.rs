@@ -43,8 +43,10 @@ pub(crate) fn lex(text: &str) -> Result<Vec<(Token<'_>, u32)>, PtxError> {
         } else if byte.is_ascii_digit() {
             let mut len = rest.iter().position(|&byte| !is_word(byte)).unwrap_or(rest.len());
             // The sign of a decimal exponent.
-            if !rest.starts_with(b"0x") && matches!(rest[len - 1], b'e' | b'E') && is_decimal(&rest[..len - 1]) {
-                len += 1 + rest[len + 1..].iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(0);
+            let has_sign = matches!(rest[len - 1], b'e' | b'E') && matches!(rest.get(len), Some(b'+' | b'-'));
+            if has_sign && is_decimal(&rest[..len - 1]) {
+                let exponent = &rest[len + 1..];
+                len += 1 + exponent.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(exponent.len());
             }
             let word = &text[at..at + len];
             let token = number(word)

@@ -13,13 +13,20 @@ use lexer::Token;
 /// Parses a module.
 pub(crate) fn parse(text: &str) -> Result<Ast<'_>, PtxError> {
     let tokens = lexer::lex(text)?;
-    Parser { tokens, at: 0 }.module()
+    Parser { tokens, at: 0, depth: 0 }.module()
 }
 
 struct Parser<'t> {
     tokens: Vec<(Token<'t>, u32)>,
     at: usize,
+    /// Operands and expressions within each other that are open.
+    depth: u32,
 }
+
+/// Most of them, so that no text exhausts the stack.
+const DEPTH: u32 = 256;
+/// Most bytes of a variable in local or shared memory, or of a parameter.
+const MOST_BYTES: u64 = 1 << 20;
 
 type Result<T, E = PtxError> = std::result::Result<T, E>;
 
@@ -30,6 +37,17 @@ impl<'t> Parser<'t> {
 
     fn fail<T>(&self, message: impl Into<String>) -> Result<T> {
         Err(PtxError { line: self.line(), message: message.into() })
+    }
+
+    /// Parses what lies within something else.
+    fn within<T>(&mut self, parse: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        if self.depth == DEPTH {
+            return self.fail("operands or brackets within each other, too many");
+        }
+        self.depth += 1;
+        let found = parse(self);
+        self.depth -= 1;
+        found
     }
 
     fn peek(&self) -> Option<Token<'t>> {
@@ -255,13 +273,16 @@ impl<'t> Parser<'t> {
     }
 
     fn declaration(&mut self, space: Space, external: bool) -> Result<Declaration<'t>> {
-        let (mut align, mut element, mut vector) = (None, 0, 1);
+        let (mut align, mut element, mut vector, mut pointer) = (None, 0, 1, false);
         let line = self.line();
         let name = loop {
             let word = self.word()?;
             match word {
-                ".align" => align = Some(self.int()? as u32),
-                ".ptr" | ".global" | ".const" | ".shared" | ".local" => {}
+                // Behind `.ptr` it is the alignment of what is pointed to.
+                ".align" if pointer => drop(self.alignment()?),
+                ".align" => align = Some(self.alignment()?),
+                ".ptr" => pointer = true,
+                ".global" | ".const" | ".shared" | ".local" => {}
                 ".v2" => vector = 2,
                 ".v4" => vector = 4,
                 _ if word.starts_with('.') => match type_bits(&word[1..]) {
@@ -271,9 +292,8 @@ impl<'t> Parser<'t> {
                 _ => break word,
             }
         };
-        // The alignment of `.ptr .align 16` is the pointee's.
         let natural = element * vector;
-        let align = if space == Space::Param && element == 8 { natural } else { align.unwrap_or(natural) };
+        let align = align.unwrap_or(natural);
         let mut declared = Declaration {
             space,
             name,
@@ -298,7 +318,10 @@ impl<'t> Parser<'t> {
                 open = true;
                 continue;
             }
-            count *= self.int()? as u64;
+            let Some(product) = u64::try_from(self.int()?).ok().and_then(|size| count.checked_mul(size)) else {
+                return self.fail("a size that no array has");
+            };
+            count = product;
             self.expect(b']')?;
         }
         declared.initial.clear();
@@ -308,14 +331,26 @@ impl<'t> Parser<'t> {
         if open {
             count = declared.initial.len() as u64;
         }
-        declared.size = count * u64::from(declared.element);
+        let most = if matches!(declared.space, Space::Global | Space::Const) { u64::MAX } else { MOST_BYTES };
+        match count.checked_mul(declared.element.into()).filter(|size| *size <= most) {
+            Some(size) => declared.size = size,
+            None => return self.fail(format!("'{}' has more bytes than its state space", declared.name)),
+        }
         Ok(())
+    }
+
+    fn alignment(&mut self) -> Result<u32> {
+        let align = self.int()?;
+        match u32::try_from(align).ok().filter(|align| align.is_power_of_two() && *align <= 1 << 16) {
+            Some(align) => Ok(align),
+            None => self.fail(format!("an alignment of {align} bytes")),
+        }
     }
 
     fn initial(&mut self, found: &mut Vec<Initial<'t>>) -> Result<()> {
         if self.eat(b'{') {
             while !self.eat(b'}') {
-                self.initial(found)?;
+                self.within(|parser| parser.initial(found))?;
                 self.eat(b',');
             }
             return Ok(());
