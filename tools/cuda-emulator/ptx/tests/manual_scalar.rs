@@ -99,6 +99,21 @@ fn results_of_f64_are_rounded_in_their_direction_everywhere() {
 }
 
 #[test]
+fn approximations_of_f64_look_at_upper_halves_and_flush() {
+    // "rcp.approx.ftz.f64", "rsqrt.approx.ftz.f64": the least significant 32 bits of the operand are ignored, and subnormal
+    // operands and results are zeros of their sign.
+    wide(&[
+        ("rcp.approx.ftz.f64 %d1, 0d7feffffffff00000; mov.b64 %rd1, %d1;", 0),
+        ("rcp.approx.ftz.f64 %d1, 0dffe8000000000000; mov.b64 %rd1, %d1;", 1 << 63),
+        ("rcp.approx.ftz.f64 %d1, 0d7fd0000000000000; mov.b64 %rd1, %d1;", 1 << 52),
+        ("rcp.approx.ftz.f64 %d1, 0d3ff00000ffffffff; mov.b64 %rd1, %d1;", 1f64.to_bits()),
+        ("rcp.approx.ftz.f64 %d1, 0d800fffffffffffff; mov.b64 %rd1, %d1;", f64::NEG_INFINITY.to_bits()),
+        ("rsqrt.approx.ftz.f64 %d1, 0d0000000000000001; mov.b64 %rd1, %d1;", f64::INFINITY.to_bits()),
+        ("rsqrt.approx.f64 %d1, 0d0000000000000001; mov.b64 %rd1, %d1;", 0x6180_0000_0000_0000),
+    ]);
+}
+
+#[test]
 fn integers_that_stop_at_zero_or_at_their_ends() {
     // "min", "max", "mad24".
     table(&[

@@ -53,19 +53,18 @@ impl<'t> Body<'_, 't> {
         if op.name == "mapa" {
             let rank = self.src(rest.get(1).ok_or("an operand is missing")?, "u32")?;
             let d = self.dst(first, of)?;
-            let offset = u64::from(u32::MAX >> (32 - SHARED_RANK));
             if wide {
                 let window = if generic { 1 } else { 0 };
                 let map = lanes!(imm; a: u64, b: u32 => u64: {
                     let window = if imm != 0 { SHARED_WINDOW } else { 0 };
-                    window | a & 0xff_ffff | u64::from(b + 1) << SHARED_RANK
+                    window | a & ((1 << SHARED_RANK) - 1) | u64::from(b.wrapping_add(1)) << SHARED_RANK
                 });
                 self.map(Class::Integer, (map, window), (d, true), &[a, rank]);
             } else {
-                let map = lanes!(a: u32, b: u32 => u32: a & 0xff_ffff | (b + 1) << SHARED_RANK);
+                let map =
+                    lanes!(a: u32, b: u32 => u32: a & ((1 << SHARED_RANK) - 1) | b.wrapping_add(1) << SHARED_RANK);
                 self.map(Class::Integer, (map, 0), (d, false), &[a, rank]);
             }
-            debug_assert_eq!(offset, 0xff_ffff);
             return Ok(());
         }
         a = self.resize(a, generic, false);

@@ -64,7 +64,7 @@ impl<'t> Body<'_, 't> {
                 "rcp" | "sqrt" if op.has("approx") => (approx::f32(name, ftz).ok_or_else(known)?, 0),
                 _ => float::arithmetic(name, mode, ftz, sat).ok_or_else(known)?,
             },
-            "f64" if op.has("approx") => (approx::f64(name).ok_or_else(known)?, 0),
+            "f64" if op.has("approx") => (approx::f64(name, ftz).ok_or_else(known)?, 0),
             "f64" => (double::arithmetic(name, mode).ok_or_else(known)?, mode),
             "f16" | "bf16" | "f16x2" | "bf16x2" => {
                 if mode != RN {

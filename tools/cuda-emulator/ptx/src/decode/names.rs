@@ -162,7 +162,8 @@ impl<'t> Names<'t> {
                             let kept = !written || instruction.guard.is_some();
                             *entry = Use { block, first: at, last: at, seen: true, shared: kept };
                         }
-                        entry.shared |= entry.block != block;
+                        // What `wgmma` writes is written up to its wait, also where nobody reads it.
+                        entry.shared |= entry.block != block || instruction.opcode.starts_with("wgmma");
                         entry.last = at;
                     });
                     block += usize::from(ends_block(instruction.opcode));

@@ -125,12 +125,16 @@ impl Machine<'_, '_> {
         }
         let votes = if barrier.pred == NONE { 0 } else { self.predicate(barrier.pred) };
         let (env, number, pc) = (self.env, self.warp.number, self.pc);
+        let all = 32 * env.warps as u32;
         let cta = &mut self.cluster.ctas[self.cta];
         let phase = &mut cta.barriers[id];
         if phase.is_empty() {
             phase.count = count;
             phase.and = true;
-        } else if phase.count != count {
+        } else if phase.count.unwrap_or(all) == count.unwrap_or(all) {
+            // A count of all threads is none.
+            phase.count = phase.count.and(count);
+        } else {
             let shown = |count: Option<u32>| count.map_or("all".to_owned(), |count| count.to_string());
             let what =
                 format!("barrier {id} for {} threads, which others use for {}", shown(count), shown(phase.count));

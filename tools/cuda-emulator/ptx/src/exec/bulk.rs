@@ -44,7 +44,7 @@ impl Machine<'_, '_> {
         if let Some(reduce) = reduce {
             // Combined when they arrive, as others may arrive before.
             let (cta, to) = self.shared_at(to.space, target, bytes)?;
-            let barrier = Some(self.shared_at(space, barrier, 8)?);
+            let barrier = Some(self.barrier_at(space, barrier)?);
             self.cluster.later.push(Later::Bytes { cta, to, data, barrier, complete: bytes, reduce: Some(reduce) });
             return Ok(());
         }
@@ -95,7 +95,7 @@ impl Machine<'_, '_> {
     ) -> Result<(), Fault> {
         let bytes = data.len() as u32;
         let (cta, at) = self.shared_at(space, to, bytes)?;
-        let (barrier_cta, barrier) = self.shared_at(barrier_space, barrier, 8)?;
+        let (barrier_cta, barrier) = self.barrier_at(barrier_space, barrier)?;
         let mask = if ctas == NONE { 0 } else { self.row(ctas)[lane] & 0xffff };
         if ctas == NONE {
             self.claim(cta, at, bytes)?;

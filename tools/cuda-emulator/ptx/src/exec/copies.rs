@@ -245,8 +245,12 @@ impl Machine<'_, '_> {
         }
         for lane in (0..LANES).filter(|lane| mask & !ignored & !whole & 1 << lane != 0) {
             self.lane = lane;
+            let start = self.addresses(from)[lane];
+            if sizes[lane] > 0 && !start.is_multiple_of(bytes.into()) {
+                return Err(self.misaligned(&[start; LANES], 1 << lane, bytes, Kind::Read, ""));
+            }
             for byte in 0..sizes[lane] {
-                let address = self.addresses(from)[lane] + u64::from(byte);
+                let address = start + u64::from(byte);
                 let at = self.with_role(Role::Strong, |machine| machine.one(Space::Global, address, 1, Kind::Read))?;
                 // SAFETY: `one` has checked the address.
                 data[lane] |= u128::from(unsafe { *(at as *const u8) }) << (8 * byte);

@@ -93,7 +93,7 @@ impl Machine<'_, '_> {
             Space::Global => self.global(at, mask, size, kind, strong, span),
             Space::Shared => self.shared(at, mask, size, kind, strong, span),
             Space::Local => self.local(at, mask, size, kind, span),
-            Space::Param => self.param(at, mask, size, span),
+            Space::Param => self.param(at, mask, size, kind, span),
             Space::Generic => {
                 if span.most < SHARED_WINDOW || span.least >= PARAM_WINDOW + WINDOW {
                     return self.global(at, mask, size, kind, strong, span);
@@ -127,7 +127,7 @@ impl Machine<'_, '_> {
             match space {
                 Space::Shared => self.shared(&mut part, inside, size, kind, strong, span)?,
                 Space::Local => self.local(&mut part, inside, size, kind, span)?,
-                _ => self.param(&mut part, inside, size, span)?,
+                _ => self.param(&mut part, inside, size, kind, span)?,
             }
             each(inside, |lane| at[lane] = part[lane]);
         }
@@ -335,9 +335,14 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
-    fn param(&mut self, at: &mut Addresses, mask: u32, size: u32, span: Span) -> Result<(), Fault> {
+    fn param(&mut self, at: &mut Addresses, mask: u32, size: u32, kind: Kind, span: Span) -> Result<(), Fault> {
         let Span { most, any, .. } = span;
         let params = self.env.params();
+        if kind.writes() {
+            self.lane = mask.trailing_zeros() as usize;
+            let what = format!("{} of {size} bytes in the kernel's parameters, which are read only", kind.verb());
+            return Err(Fault::new(FaultKind::OutOfBounds, what));
+        }
         if any & u64::from(size - 1) != 0 {
             return Err(self.misaligned(at, mask, size, Kind::Read, " of the parameters"));
         }

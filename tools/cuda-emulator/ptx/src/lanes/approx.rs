@@ -76,15 +76,21 @@ pub(crate) fn divide(ftz: bool) -> Map {
     }
 }
 
-/// `rcp.approx.ftz.f64` and `rsqrt.approx.f64`: the upper 32 bits of the result.
-pub(crate) fn f64(op: &str) -> Option<Map> {
+/// `rcp.approx.ftz.f64`, `rsqrt.approx.ftz.f64` and `rsqrt.approx.f64`: the upper 32 bits of the result, and with `.ftz` of those of
+/// the operand.
+pub(crate) fn f64(op: &str, ftz: bool) -> Option<Map> {
     #[inline(always)]
     fn upper(x: f64) -> f64 {
         if x.is_nan() { f64::from_bits(0x7fff_ffff << 32) } else { f64::from_bits(x.to_bits() & 0xffff_ffff_0000_0000) }
     }
-    Some(match op {
-        "rcp" => lanes!(a: f64 => f64: upper(1.0 / if a.is_subnormal() { 0f64.copysign(a) } else { a })),
-        "rsqrt" => lanes!(a: f64 => f64: upper(1.0 / a.sqrt())),
+    #[inline(always)]
+    fn normal(x: f64) -> f64 {
+        if x.is_subnormal() { 0f64.copysign(x) } else { x }
+    }
+    Some(match (op, ftz) {
+        ("rcp", _) => lanes!(a: f64 => f64: upper(normal(1.0 / normal(upper(a))))),
+        ("rsqrt", true) => lanes!(a: f64 => f64: upper(1.0 / normal(upper(a)).sqrt())),
+        ("rsqrt", false) => lanes!(a: f64 => f64: upper(1.0 / a.sqrt())),
         _ => return None,
     })
 }
