@@ -3,6 +3,7 @@
 use crate::abi::{CUgraph, CUgraphExec, CUgraphNode, CUstream};
 use crate::call::{api, out, out_opt, unsupported};
 use crate::context::current;
+use crate::engine::Point;
 use crate::engine::work::Work;
 use crate::errors::{Answer, Code};
 use crate::handles::{Table, fresh};
@@ -95,6 +96,8 @@ impl Graph {
 struct Executable {
     handle: CUgraphExec,
     nodes: Mutex<Arc<Nodes>>,
+    /// Its last launch, which the next one comes after in whatever stream.
+    last: Mutex<Option<Point>>,
 }
 
 impl Executable {
@@ -175,7 +178,7 @@ fn instantiate(to: *mut CUgraphExec, graph: CUgraph) -> Answer {
     current()?;
     let nodes = Mutex::new(graphs().get(graph)?.nodes().clone());
     // SAFETY: checked for null.
-    unsafe { out(to, executables().add(|handle| Executable { handle, nodes }).handle) }
+    unsafe { out(to, executables().add(|handle| Executable { handle, nodes, last: Mutex::default() }).handle) }
 }
 
 /// Replaces the nodes, if they have the same kinds and edges; otherwise the index of the first that differs.
@@ -280,7 +283,11 @@ api! {
     fn cuGraphLaunch | cuGraphLaunch_ptsz(default; executable: CUgraphExec, stream: CUstream) {
         let executable = executables().get(executable)?;
         let nodes = executable.nodes().clone();
-        resolve(stream, default)?.submit(&[], Work::Graph(nodes)).map(|_| ())
+        let stream = resolve(stream, default)?;
+        let mut last = executable.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let point = stream.submit(last.as_slice(), Work::Graph(nodes))?;
+        *last = point.or(*last);
+        Ok(())
     }
     fn cuGraphDebugDotPrint(_graph: CUgraph, _path: *const c_char, _flags: c_uint) {
         unsupported("cuGraphDebugDotPrint")

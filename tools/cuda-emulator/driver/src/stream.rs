@@ -178,7 +178,7 @@ api! {
             return stream.forbidden();
         }
         let points = match stream.kind {
-            Kind::Legacy => engine().tails(stream.context.handle),
+            Kind::Legacy => engine().blocking_tails(stream.context.handle),
             _ => vec![engine().tail(stream.handle)],
         };
         match engine().poll(&points) {

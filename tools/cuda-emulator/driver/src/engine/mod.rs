@@ -187,6 +187,13 @@ impl Engine {
         own.map(|(&stream, queue)| Point { stream, seq: queue.issued }).collect()
     }
 
+    /// The last work of the streams of a context that the legacy default stream is in order with, and of itself.
+    pub fn blocking_tails(&self, context: usize) -> Vec<Point> {
+        let state = self.lock();
+        let own = state.queues.iter().filter(|(_, q)| q.context.handle == context && q.class != Class::NonBlocking);
+        own.map(|(&stream, queue)| Point { stream, seq: queue.issued }).collect()
+    }
+
     /// Whether work is done.
     pub fn is_done(&self, point: Point) -> bool {
         self.lock().is_done(point)

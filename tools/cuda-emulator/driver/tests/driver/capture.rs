@@ -9,10 +9,11 @@ use emulated_cuda::graph::{
     cuGraphCreate, cuGraphDestroy, cuGraphExecDestroy, cuGraphGetNodes, cuGraphInstantiateWithFlags, cuGraphLaunch,
 };
 use emulated_cuda::memory::cuMemAlloc_v2;
-use emulated_cuda::nodes::cuGraphExecKernelNodeSetParams;
 use emulated_cuda::nodes::{
     FillParams, KernelParams, cuGraphAddDependencies, cuGraphAddEmptyNode, cuGraphAddKernelNode, cuGraphAddMemsetNode,
 };
+use emulated_cuda::nodes::{cuGraphExecKernelNodeSetParams, cuGraphExecMemsetNodeSetParams};
+use emulated_cuda::stream::cuStreamSynchronize;
 use std::ptr::{null, null_mut};
 
 #[test]
@@ -129,4 +130,24 @@ fn the_edges_of_a_graph_are_those_that_were_asked_for() {
     count = 4;
     ok!(cuGraphNodeGetDependentNodes(nodes[1], to.as_mut_ptr(), &mut count));
     assert_eq!((to[0], count), (nodes[2], 1));
+}
+
+#[test]
+fn launches_of_one_graph_follow_each_other_in_whatever_streams() {
+    let client = Client::new();
+    let (first, second, values) = (client.stream(), client.stream(), client.put(&[0]));
+    let (mut graph, mut node, mut executable) = (0, 0, 0);
+    ok!(cuGraphCreate(&mut graph, 0));
+    let fill = |value| FillParams { to: values, pitch: 0, value, element: 4, width: 1, height: 1 };
+    ok!(cuGraphAddMemsetNode(&mut node, graph, null(), 0, &fill(0), 0));
+    ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
+    for round in 1..=40 {
+        ok!(cuGraphExecMemsetNodeSetParams(executable, node, &fill(2 * round), 0));
+        ok!(cuGraphLaunch(executable, first));
+        ok!(cuGraphExecMemsetNodeSetParams(executable, node, &fill(2 * round + 1), 0));
+        ok!(cuGraphLaunch(executable, second));
+        ok!(cuStreamSynchronize(second));
+        client.synchronize();
+        assert_eq!(client.get(values, 1), [2 * round + 1]);
+    }
 }

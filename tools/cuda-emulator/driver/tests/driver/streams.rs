@@ -186,3 +186,17 @@ fn host_functions_run_in_stream_order_and_values_hold_up_a_stream() {
     assert_eq!(CALLS.load(Ordering::Acquire), 3);
     ok!(cuMemFree_v2(flag));
 }
+
+#[test]
+fn the_default_stream_is_done_while_a_stream_apart_from_it_waits() {
+    let client = Client::new();
+    let (stream, flag) = (client.stream(), client.pinned(1));
+    let at = flag.as_ptr() as u64;
+    ok!(cuStreamWaitValue32_v2(stream, at, 1, 1));
+    // Of streams made with the flag for it, the legacy default stream knows nothing.
+    ok!(cuStreamQuery(0));
+    assert_eq!(code!(cuStreamQuery(stream)), 600);
+    let other = client.stream();
+    ok!(cuStreamWriteValue32_v2(other, at, 1, 0));
+    ok!(cuStreamSynchronize(stream));
+}
