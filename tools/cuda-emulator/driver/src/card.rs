@@ -185,10 +185,11 @@ pub fn all_pinned() -> Vec<Pinned> {
 /// Lets every card use host memory.
 ///
 /// # Errors
-/// Already registered if some of it is.
+/// Already registered if some of it is, and an invalid value if it reaches beyond all addresses.
 pub fn pin(row: Pinned) -> Answer {
+    let end = row.start.checked_add(row.len).ok_or(Code::INVALID_VALUE)?;
     let mut table = pinned();
-    let before = table.range(..row.start + row.len).next_back().is_some_and(|(_, old)| old.start + old.len > row.start);
+    let before = table.range(..end).next_back().is_some_and(|(_, old)| old.start + old.len > row.start);
     if before {
         return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
     }

@@ -46,15 +46,21 @@ impl Shape {
         })
     }
 
-    /// Bytes from the first to the last, in the source and in the destination.
-    fn extent(self) -> (usize, usize) {
-        let last = self.rows().last().map_or((0, 0), |(from, to)| (from + self.width, to + self.width));
-        if self.width == 0 { (0, 0) } else { last }
+    /// Bytes from the first to the last, in the source and in the destination; none if those are more than there are addresses.
+    fn extent(self) -> Option<(usize, usize)> {
+        if self.width == 0 || self.height == 0 || self.depth == 0 {
+            return Some((0, 0));
+        }
+        let side = |pitch: usize, plane: usize| {
+            let rows = pitch.checked_mul(self.height - 1)?.checked_add(self.width)?;
+            plane.checked_mul(self.depth - 1)?.checked_add(rows)
+        };
+        Some((side(self.pitch.0, self.plane.0)?, side(self.pitch.1, self.plane.1)?))
     }
 
     /// Bytes that are copied.
     pub fn bytes(self) -> usize {
-        self.width * self.height * self.depth
+        self.width.saturating_mul(self.height).saturating_mul(self.depth)
     }
 }
 
@@ -118,7 +124,7 @@ pub fn check(address: CUdeviceptr, len: usize) -> Answer {
                 found.address + found.size - address
             ),
         ),
-        None if pinned_at(address as usize).is_some_and(|row| address as usize + len <= row.start + row.len) => Ok(()),
+        None if pinned_at(address as usize).is_some_and(|row| len <= row.start + row.len - address as usize) => Ok(()),
         None => {
             refuse(Code::INVALID_VALUE, &format!("{len} bytes at {address:#x} are in no live allocation of a card"))
         }
@@ -188,7 +194,9 @@ impl Copy {
     /// # Errors
     /// An invalid value, which stderr explains.
     pub fn check(&self) -> Answer {
-        let (from, to) = self.shape.extent();
+        let Some((from, to)) = self.shape.extent() else {
+            return refuse(Code::INVALID_VALUE, "a copy has more bytes than there are addresses");
+        };
         self.from.check(from)?;
         self.to.check(to)
     }

@@ -21,14 +21,18 @@ fn fill(
     (stream, default, waits): (CUstream, CUstream, bool),
 ) -> Answer {
     let stream = resolve(stream, default)?;
-    let len = count * pattern.len();
+    let too_large = || refuse(Code::INVALID_VALUE, "a fill has more bytes than there are addresses");
+    let Some(len) = count.checked_mul(pattern.len()) else { return too_large() };
     if len == 0 || rows == 0 {
         return Ok(());
     }
     if !to.is_multiple_of(pattern.len() as u64) || (rows > 1 && pitch < len) {
         return refuse(Code::INVALID_VALUE, "a fill is not aligned to its elements, or its rows overlap");
     }
-    crate::copy::check(to, pitch * (rows - 1) + len)?;
+    let Some(whole) = pitch.checked_mul(rows - 1).and_then(|before| before.checked_add(len)) else {
+        return too_large();
+    };
+    crate::copy::check(to, whole)?;
     let (len, rows, pitch) = (len as u64, rows as u64, pitch as u64);
     let point = stream.submit(&[], Work::Fill { to, len, rows, pitch, pattern: pattern.to_vec() })?;
     match point.filter(|_| waits && pinned_at(to as usize).is_some()) {

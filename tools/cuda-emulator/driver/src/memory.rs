@@ -39,7 +39,7 @@ api! {
         if ![4, 8, 16].contains(&element) {
             return Err(Code::INVALID_VALUE);
         }
-        let row = width.next_multiple_of(PITCH);
+        let row = width.checked_next_multiple_of(PITCH).ok_or(Code::OUT_OF_MEMORY)?;
         let bytes = row.checked_mul(height).ok_or(Code::OUT_OF_MEMORY)?;
         out(pitch, row)?;
         out(to, context.card().alloc(bytes, Owner { context: context.handle, pool: 0 }, "cuMemAllocPitch")?)

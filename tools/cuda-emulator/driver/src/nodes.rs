@@ -85,12 +85,13 @@ unsafe fn fill(given: *const FillParams) -> Answer<Work> {
     if ![1, 2, 4].contains(&element) || !given.to.is_multiple_of(element as u64) {
         return Err(Code::INVALID_VALUE);
     }
-    let (len, rows) = (given.width * element, given.height);
+    let (len, rows) = (given.width.checked_mul(element).ok_or(Code::INVALID_VALUE)?, given.height);
     let pitch = if rows > 1 { given.pitch } else { len };
     if rows == 0 || len == 0 || pitch < len {
         return Err(Code::INVALID_VALUE);
     }
-    crate::copy::check(given.to, pitch * (rows - 1) + len)?;
+    let whole = pitch.checked_mul(rows - 1).and_then(|before| before.checked_add(len));
+    crate::copy::check(given.to, whole.ok_or(Code::INVALID_VALUE)?)?;
     let pattern = given.value.to_le_bytes()[..element].to_vec();
     Ok(Work::Fill { to: given.to, len: len as u64, rows: rows as u64, pitch: pitch as u64, pattern })
 }

@@ -12,6 +12,7 @@ use crate::handles::{Table, fresh};
 use crate::stream::{Stream, resolve};
 use std::collections::HashMap;
 use std::ffi::{c_uint, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// A pool of a card's memory.
@@ -20,6 +21,8 @@ pub struct Pool {
     card: usize,
     made: bool,
     attributes: Mutex<HashMap<c_uint, u64>>,
+    /// Most bytes in use at once, since the client last set that to 0.
+    most: AtomicU64,
 }
 
 /// All pools.
@@ -39,7 +42,7 @@ fn default_pool(card: usize) -> Arc<Pool> {
     let mut defaults = DEFAULTS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     while defaults.len() < cards().len() {
         let card = defaults.len();
-        let pool = |handle| Pool { handle, card, made: false, attributes: Mutex::default() };
+        let pool = |handle| Pool { handle, card, made: false, attributes: Mutex::default(), most: AtomicU64::new(0) };
         defaults.push(pools().add_at(fresh(), pool).handle);
     }
     pools().get(defaults[card]).unwrap_or_else(|_| unreachable!("default pools are never destroyed"))
@@ -64,6 +67,7 @@ fn alloc(to: *mut CUdeviceptr, bytes: usize, pool: &Pool, stream: &Stream) -> An
     }
     let owner = Owner { context: stream.context.handle, pool: pool.handle };
     let address = cards()[pool.card].alloc(bytes, owner, "cuMemAllocAsync")?;
+    pool.most.fetch_max(cards()[pool.card].used_by(pool.handle), Ordering::Relaxed);
     stream.submit(&[], Work::Nothing)?;
     // SAFETY: checked for null.
     unsafe { out(to, address) }
@@ -112,7 +116,8 @@ api! {
             return crate::call::unsupported("a pool that other processes share");
         }
         let card = card(props.location.id)?.ordinal;
-        out(to, pools().add(|handle| Pool { handle, card, made: true, attributes: Mutex::default() }).handle)
+        let pool = |handle| Pool { handle, card, made: true, attributes: Mutex::default(), most: AtomicU64::new(0) };
+        out(to, pools().add(pool).handle)
     }
     fn cuMemPoolDestroy(pool: CUmemoryPool) {
         if !pools().get(pool)?.made {
@@ -128,7 +133,12 @@ api! {
         let pool = pools().get(pool)?;
         let value = match number {
             1..=3 => u64::from(values(value.cast::<u32>(), 1)?[0]),
-            4..=8 => values(value.cast::<u64>(), 1)?[0],
+            4 => values(value.cast::<u64>(), 1)?[0],
+            // The most that was in use can only start over.
+            6 | 8 if values(value.cast::<u64>(), 1)?[0] == 0 => {
+                pool.most.store(cards()[pool.card].used_by(pool.handle), Ordering::Relaxed);
+                return Ok(());
+            }
             _ => return Err(Code::INVALID_VALUE),
         };
         pool.attributes.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(number, value);
@@ -142,7 +152,8 @@ api! {
             1..=3 => out(to.cast::<u32>(), set.unwrap_or(1) as u32),
             4 => out(to.cast::<u64>(), set.unwrap_or(0)),
             // Reserved and used, now and at most.
-            5..=8 => out(to.cast::<u64>(), used),
+            5 | 7 => out(to.cast::<u64>(), used),
+            6 | 8 => out(to.cast::<u64>(), pool.most.load(Ordering::Relaxed)),
             _ => Err(Code::INVALID_VALUE),
         }
     }

@@ -140,7 +140,7 @@ api! {
     ) {
         let modes = [interleave, swizzle, promotion, fill];
         encode(&Given { to, element, rank, address, sizes, strides, steps, modes }, |rank, _| {
-            if rank < 3 || channels > 256 || pixels > 1024 {
+            if rank < 3 || !(1..=256).contains(&channels) || !(1..=1024).contains(&pixels) {
                 return no(format!("im2col of rank {rank}, {channels} channels and {pixels} pixels"));
             }
             let (low, high) = (values(lower, rank - 2)?, values(upper, rank - 2)?);

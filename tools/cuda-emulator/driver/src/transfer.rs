@@ -60,12 +60,17 @@ fn host(address: usize) -> Side {
 /// A side of a copy by rows: kind of memory, host address, card's address.
 fn side(kind: u32, host: usize, device: CUdeviceptr, offset: usize) -> Answer<Side> {
     match kind {
-        MEMORY_HOST => Ok(Side::Host(host + offset)),
-        MEMORY_DEVICE => Ok(Side::Device(device + offset as u64)),
-        MEMORY_UNIFIED => Ok(Side::of(device + offset as u64)),
+        MEMORY_HOST => host.checked_add(offset).map(Side::Host).ok_or(Code::INVALID_VALUE),
+        MEMORY_DEVICE => device.checked_add(offset as u64).map(Side::Device).ok_or(Code::INVALID_VALUE),
+        MEMORY_UNIFIED => device.checked_add(offset as u64).map(Side::of).ok_or(Code::INVALID_VALUE),
         3 => unsupported("a copy of an array"),
         _ => Err(Code::INVALID_VALUE),
     }
+}
+
+/// `rows * pitch + bytes`, or an invalid value where that is more than there are addresses.
+fn offset(rows: usize, pitch: usize, bytes: usize) -> Answer<usize> {
+    rows.checked_mul(pitch).and_then(|before| before.checked_add(bytes)).ok_or(Code::INVALID_VALUE)
 }
 
 fn rows(copy: *const CUDA_MEMCPY2D) -> Answer<Copy> {
@@ -73,13 +78,13 @@ fn rows(copy: *const CUDA_MEMCPY2D) -> Answer<Copy> {
     let c = unsafe { values(copy, 1) }?[0];
     let pitch = |given: usize| if given == 0 { c.WidthInBytes } else { given };
     let (from, to) = (pitch(c.srcPitch), pitch(c.dstPitch));
-    if from < c.WidthInBytes + c.srcXInBytes || to < c.WidthInBytes + c.dstXInBytes {
+    if from < offset(1, c.WidthInBytes, c.srcXInBytes)? || to < offset(1, c.WidthInBytes, c.dstXInBytes)? {
         return Err(Code::INVALID_VALUE);
     }
     let shape = Shape { width: c.WidthInBytes, height: c.Height, depth: 1, pitch: (from, to), plane: (0, 0) };
     Ok(Copy {
-        from: side(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcY * from + c.srcXInBytes)?,
-        to: side(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstY * to + c.dstXInBytes)?,
+        from: side(c.srcMemoryType, c.srcHost, c.srcDevice, offset(c.srcY, from, c.srcXInBytes)?)?,
+        to: side(c.dstMemoryType, c.dstHost, c.dstDevice, offset(c.dstY, to, c.dstXInBytes)?)?,
         shape,
     })
 }
@@ -99,12 +104,12 @@ pub unsafe fn planes(copy: *const CUDA_MEMCPY3D) -> Answer<Copy> {
     }
     let or = |given: usize, default: usize| if given == 0 { default } else { given };
     let pitch = (or(c.srcPitch, c.WidthInBytes), or(c.dstPitch, c.WidthInBytes));
-    let plane = (pitch.0 * or(c.srcHeight, c.Height), pitch.1 * or(c.dstHeight, c.Height));
-    if pitch.0 < c.WidthInBytes + c.srcXInBytes || pitch.1 < c.WidthInBytes + c.dstXInBytes {
+    let plane = (offset(or(c.srcHeight, c.Height), pitch.0, 0)?, offset(or(c.dstHeight, c.Height), pitch.1, 0)?);
+    if pitch.0 < offset(1, c.WidthInBytes, c.srcXInBytes)? || pitch.1 < offset(1, c.WidthInBytes, c.dstXInBytes)? {
         return Err(Code::INVALID_VALUE);
     }
-    let from = c.srcZ * plane.0 + c.srcY * pitch.0 + c.srcXInBytes;
-    let to = c.dstZ * plane.1 + c.dstY * pitch.1 + c.dstXInBytes;
+    let from = offset(c.srcZ, plane.0, offset(c.srcY, pitch.0, c.srcXInBytes)?)?;
+    let to = offset(c.dstZ, plane.1, offset(c.dstY, pitch.1, c.dstXInBytes)?)?;
     Ok(Copy {
         from: side(c.srcMemoryType, c.srcHost, c.srcDevice, from)?,
         to: side(c.dstMemoryType, c.dstHost, c.dstDevice, to)?,

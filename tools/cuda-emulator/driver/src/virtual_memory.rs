@@ -61,7 +61,11 @@ impl State {
     fn card_of(&self, start: CUdeviceptr, size: usize) -> Answer<usize> {
         let found = self.reserved.range(..=start).next_back();
         match found {
-            Some((first, &(card, len))) if start - first + size as u64 <= len as u64 => Ok(card),
+            Some((first, &(card, len)))
+                if (start - first).checked_add(size as u64).is_some_and(|end| end <= len as u64) =>
+            {
+                Ok(card)
+            }
             _ => refuse(Code::INVALID_VALUE, &format!("{size} bytes at {start:#x} are not all reserved")),
         }
     }
@@ -69,7 +73,9 @@ impl State {
     /// The mappings that make up a range.
     fn within(&self, start: CUdeviceptr, size: usize) -> Answer<Vec<CUdeviceptr>> {
         let mut next = start;
-        let end = start + size as u64;
+        let Some(end) = start.checked_add(size as u64) else {
+            return refuse(Code::INVALID_VALUE, &format!("{size} bytes at {start:#x} reach beyond all addresses"));
+        };
         let mut found = Vec::new();
         for (&at, mapping) in self.mapped.range(start..end).take_while(|(at, _)| **at < end) {
             if at != next {

@@ -6,8 +6,11 @@
 
 use super::work::Outcome;
 use super::{Engine, Op, Others, State};
+use crate::call::say;
 use crate::context::Context;
+use crate::errors::Code;
 use crate::settings::settings;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -104,11 +107,19 @@ fn pause(state: &State, card: usize, now: Instant) -> Option<Duration> {
         .min()
 }
 
+/// Does work so that a panic ends its context and not the card's thread, for which hosts would wait without end.
+fn guarded(work: impl FnOnce() -> Outcome) -> Outcome {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        say("queued work: the emulator itself failed, see the panic above");
+        Outcome::Failed(Code::UNKNOWN)
+    })
+}
+
 fn run(engine: &'static Engine, stream: usize, context: &Arc<Context>, op: Op) {
     let Op { seq, work, .. } = op;
     // After a fault nothing of the context runs any more.
     if context.check().is_ok() {
-        let outcome = work.run(context);
+        let outcome = guarded(|| work.run(context));
         // Before the end is announced: what the work holds may be unloaded then.
         drop(work);
         match outcome {
@@ -138,4 +149,15 @@ fn finish(engine: &Engine, stream: usize, seq: u64) {
     }
     drop(state);
     engine.changed.notify_all();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_queued_work_is_a_fault_of_its_context() {
+        assert!(matches!(guarded(|| panic!("on purpose")), Outcome::Failed(Code::UNKNOWN)));
+        assert!(matches!(guarded(|| Outcome::Done), Outcome::Done));
+    }
 }

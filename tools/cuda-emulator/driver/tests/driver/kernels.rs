@@ -11,7 +11,7 @@ use emulated_cuda::link::{cuLinkAddData_v2, cuLinkComplete, cuLinkCreate_v2, cuL
 use emulated_cuda::memory::cuMemAlloc_v2;
 use emulated_cuda::module::{cuModuleGetGlobal_v2, cuModuleLoadData, cuModuleLoadDataEx, cuModuleUnload};
 use emulated_cuda::occupancy::cuOccupancyMaxActiveBlocksPerMultiprocessor;
-use emulated_cuda::tensor_map::cuTensorMapEncodeTiled;
+use emulated_cuda::tensor_map::{cuTensorMapEncodeIm2col, cuTensorMapEncodeTiled};
 use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut, without_provenance};
 
@@ -205,4 +205,34 @@ fn a_tensor_map_is_checked_where_it_is_made() {
     assert_eq!(encode(to, address, 130, 64, 3), 1);
     assert_eq!(encode(to, address, 128, 65, 0), 1);
     assert_eq!(encode(to, address, 128, 64, 2), 1, "128 bytes in a swizzle of 64");
+}
+
+#[test]
+fn an_im2col_map_has_channels_and_pixels() {
+    let _client = Client::new();
+    #[repr(align(64))]
+    struct Map([u8; 128]);
+    let mut map = Map([0; 128]);
+    let (sizes, strides, steps, corner) = ([16u64, 8, 8, 2], [32u64, 256, 2048], [1u32; 4], [0i32; 2]);
+    let mut encode = |channels, pixels| {
+        let (to, low) = ((&raw mut map.0).cast(), corner.as_ptr());
+        code!(cuTensorMapEncodeIm2col(
+            to,
+            6,
+            4,
+            4096,
+            sizes.as_ptr(),
+            strides.as_ptr(),
+            low,
+            low,
+            channels,
+            pixels,
+            steps.as_ptr(),
+            0,
+            0,
+            0,
+            0
+        ))
+    };
+    assert_eq!([encode(16, 64), encode(0, 64), encode(16, 0), encode(257, 64), encode(16, 1025)], [0, 1, 1, 1, 1]);
 }

@@ -1,15 +1,16 @@
 //! Memory of cards and of the host.
 
 use crate::{Client, code, kernels::ADD, launch, ok};
-use emulated_cuda::abi::CUDA_MEMCPY2D;
+use emulated_cuda::abi::{CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUmemLocation, CUmemPoolProps};
 use emulated_cuda::context::{cuCtxEnablePeerAccess, cuCtxGetDevice_v2, cuCtxSetCurrent, cuCtxSynchronize_v2};
 use emulated_cuda::fill::{cuMemsetD2D8_v2, cuMemsetD8_v2, cuMemsetD32_v2};
 use emulated_cuda::host::{cuMemHostRegister_v2, cuMemHostUnregister};
 use emulated_cuda::memory::cuMemAllocManaged;
 use emulated_cuda::memory::{cuMemAlloc_v2, cuMemAllocPitch_v2, cuMemFree_v2, cuMemGetAddressRange_v2};
 use emulated_cuda::memory::{cuMemGetInfo_v2, cuPointerGetAttribute};
-use emulated_cuda::pool::{cuMemAllocAsync, cuMemFreeAsync};
-use emulated_cuda::transfer::{cuMemcpy2D_v2, cuMemcpyDtoH_v2, cuMemcpyHtoD_v2, cuMemcpyPeer};
+use emulated_cuda::pool::{cuDeviceGetDefaultMemPool, cuMemPoolCreate, cuMemPoolGetAttribute, cuMemPoolSetAttribute};
+use emulated_cuda::pool::{cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync};
+use emulated_cuda::transfer::{cuMemcpy2D_v2, cuMemcpy3D_v2, cuMemcpyDtoH_v2, cuMemcpyHtoD_v2, cuMemcpyPeer};
 
 #[test]
 fn bytes_come_back_and_sizes_are_kept() {
@@ -162,4 +163,85 @@ fn managed_memory_has_one_address_on_both_sides() {
     assert_eq!(managed, 1);
     ok!(cuMemFree_v2(address));
     assert_eq!(code!(cuMemFree_v2(address)), 1);
+}
+
+#[test]
+fn sizes_beyond_all_addresses_are_refused_at_the_call() {
+    let client = Client::new();
+    let (address, pinned, host) = (client.alloc(64), client.pinned(16), [0u8; 16]);
+    let pinned = pinned.as_ptr() as usize;
+    let largest = usize::MAX;
+    assert_eq!(code!(cuMemsetD32_v2(address, 1, 1 << 62)), 1);
+    assert_eq!(code!(cuMemsetD2D8_v2(address, largest, 1, 4, 3)), 1);
+    assert_eq!(code!(cuMemsetD8_v2(pinned as u64, 1, largest)), 1);
+    assert_eq!(code!(cuMemcpyHtoD_v2(pinned as u64, host.as_ptr() as usize, largest - 1)), 1);
+    assert_eq!(code!(cuMemHostRegister_v2(host.as_ptr() as usize, largest, 0)), 1);
+    let (mut place, mut pitch) = (0, 0);
+    assert_eq!(code!(cuMemAllocPitch_v2(&mut place, &mut pitch, largest, 1, 4)), 2);
+    let rows = CUDA_MEMCPY2D {
+        srcMemoryType: 1,
+        srcHost: host.as_ptr() as usize,
+        dstMemoryType: 2,
+        dstDevice: address,
+        WidthInBytes: 4,
+        Height: 2,
+        ..CUDA_MEMCPY2D::default()
+    };
+    for wrong in [
+        CUDA_MEMCPY2D { Height: largest, ..rows },
+        CUDA_MEMCPY2D { srcXInBytes: largest, ..rows },
+        CUDA_MEMCPY2D { dstY: largest, ..rows },
+        CUDA_MEMCPY2D { WidthInBytes: largest, ..rows },
+        CUDA_MEMCPY2D { dstPitch: largest, Height: 3, ..rows },
+    ] {
+        assert_eq!(code!(cuMemcpy2D_v2(&wrong)), 1);
+    }
+    let planes = CUDA_MEMCPY3D {
+        srcMemoryType: 1,
+        srcHost: host.as_ptr() as usize,
+        dstMemoryType: 2,
+        dstDevice: address,
+        WidthInBytes: 4,
+        Height: 2,
+        Depth: largest,
+        ..CUDA_MEMCPY3D::default()
+    };
+    assert_eq!(code!(cuMemcpy3D_v2(&planes)), 1);
+    assert_eq!(code!(cuMemcpy3D_v2(&CUDA_MEMCPY3D { Depth: 1, dstZ: largest, ..planes })), 1);
+    ok!(cuMemcpy2D_v2(&rows));
+}
+
+#[test]
+fn a_pool_remembers_the_most_that_was_in_use() {
+    let client = Client::new();
+    let (mut pool, mut default, stream) = (0, 0, client.stream());
+    let props = CUmemPoolProps {
+        alloc_type: 1,
+        handle_types: 0,
+        location: CUmemLocation { kind: 1, id: 0 },
+        win32: std::ptr::null_mut(),
+        max_size: 0,
+        usage: 0,
+        reserved: [0; 54],
+    };
+    ok!(cuMemPoolCreate(&mut pool, &props));
+    ok!(cuDeviceGetDefaultMemPool(&mut default, 0));
+    assert_ne!(pool, default);
+    let read = |number| {
+        let mut value = 0u64;
+        ok!(cuMemPoolGetAttribute(pool, number, (&raw mut value).cast()));
+        value
+    };
+    for bytes in [4096, 1024] {
+        let mut address = 0;
+        ok!(cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream));
+        ok!(cuMemFreeAsync(address, stream));
+        client.synchronize();
+    }
+    assert_eq!((read(7), read(8)), (0, 4096));
+    let (zero, one) = (0u64, 1u64);
+    assert_eq!(code!(cuMemPoolSetAttribute(pool, 8, (&raw const one).cast())), 1);
+    assert_eq!(code!(cuMemPoolSetAttribute(pool, 7, (&raw const zero).cast())), 1);
+    ok!(cuMemPoolSetAttribute(pool, 8, (&raw const zero).cast()));
+    assert_eq!(read(8), 0);
 }

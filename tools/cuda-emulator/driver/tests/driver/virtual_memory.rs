@@ -60,3 +60,22 @@ fn a_range_grows_by_mappings_and_keeps_bytes_that_are_mapped_again() {
     ok!(cuMemAddressFree(start, 4 * grain));
     assert_eq!(code!(cuMemMap(start, grain, 0, handles[0], 0)), 1);
 }
+
+#[test]
+fn ranges_beyond_all_addresses_are_refused() {
+    let client = Client::new();
+    let (mut grain, mut start) = (0, 0);
+    ok!(cuMemGetAllocationGranularity(&mut grain, &PROP, 0));
+    ok!(cuMemAddressReserve(&mut start, 4 * grain, 0, 0, 0));
+    let (mut handle, second) = (0, start + grain as u64);
+    ok!(cuMemCreate(&mut handle, grain, &PROP, 0));
+    ok!(cuMemMap(second, grain, 0, handle, 0));
+    let beyond = usize::MAX - grain + 1;
+    assert_eq!(code!(cuMemSetAccess(second, beyond, &ACCESS, 1)), 1);
+    assert_eq!(code!(cuMemUnmap(second, beyond)), 1);
+    assert_eq!(code!(cuMemMap(second + grain as u64, beyond, 0, handle, 0)), 1);
+    ok!(cuMemUnmap(second, grain));
+    ok!(cuMemRelease(handle));
+    ok!(cuMemAddressFree(start, 4 * grain));
+    drop(client);
+}
