@@ -3,8 +3,8 @@
 //! | variable | default | meaning |
 //! |---|---|---|
 //! | `KILN_EMULATED_CARDS` | `1` | number of cards, at most 16 |
-//! | `KILN_EMULATED_ARCH` | `sm_80` | `sm_80` (like an A100 80GB) or `sm_90a` (like an H100) |
-//! | `KILN_EMULATED_MEMORY` | `8G` | memory of each card in bytes, or with `K`, `M`, `G` |
+//! | `KILN_EMULATED_ARCH` | `sm_80` | `sm_80` (like an A100 80GB) or `sm_90a` (like an H100; also `sm_90`) |
+//! | `KILN_EMULATED_MEMORY` | `8G` | memory of each card in bytes, or with `K`, `M`, `G`; at least `64K` |
 //! | `KILN_EMULATED_CHECKS` | | checks of kernels to turn off, separated by commas; `+exited_barriers` turns that one on |
 //! | `KILN_EMULATED_SEED` | `0` | chooses among the orders in which work may run |
 //! | `KILN_EMULATED_LATE` | `2` | milliseconds that queued work lies if nobody waits for it; `0` starts it at once |
@@ -68,20 +68,28 @@ pub enum Arch {
 /// The settings of this process.
 pub fn settings() -> &'static Settings {
     static SETTINGS: OnceLock<Settings> = OnceLock::new();
-    SETTINGS.get_or_init(|| read(|name| std::env::var(format!("KILN_EMULATED_{name}")).ok().filter(|v| !v.is_empty())))
+    SETTINGS.get_or_init(|| {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        names.filter_map(|name| unknown(&name)).for_each(|line| say(&line));
+        read(|name| std::env::var(format!("KILN_EMULATED_{name}")).ok().filter(|v| !v.is_empty()))
+    })
 }
 
-/// Reads every setting; a value that cannot be read is named on stderr, and its default is taken.
+/// All settings, without their prefix.
+const NAMES: [&str; 11] =
+    ["CARDS", "ARCH", "MEMORY", "CHECKS", "SEED", "LATE", "THREADS", "PROFILE", "LEAKS", "PTXAS", "TRACE"];
+
+/// A line on a variable that looks like a setting and is none.
+fn unknown(variable: &str) -> Option<String> {
+    let name = variable.strip_prefix("KILN_EMULATED_").filter(|name| !NAMES.contains(name))?;
+    Some(format!("KILN_EMULATED_{name} is no setting and changes nothing; there are {}", NAMES.join(", ")))
+}
+
+/// Reads every setting. A value that is not accepted is named on stderr with those that are, and the default is taken.
 fn read(get: impl Fn(&str) -> Option<String>) -> Settings {
-    fn parsed<T>(name: &str, value: Option<String>, default: T, parse: impl Fn(&str) -> Option<T>) -> T {
-        let Some(value) = value else { return default };
-        parse(&value).unwrap_or_else(|| {
-            say(&format!("KILN_EMULATED_{name}=\"{value}\" cannot be read; the default is taken"));
-            default
-        })
-    }
+    let parsed = Parsed(&get);
     let flag = |name: &str| {
-        parsed(name, get(name), false, |value| match value {
+        parsed.of(name, false, "0 or 1", |value| match value {
             "0" | "no" | "false" => Some(false),
             "1" | "yes" | "true" => Some(true),
             _ => None,
@@ -89,25 +97,40 @@ fn read(get: impl Fn(&str) -> Option<String>) -> Settings {
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     Settings {
-        cards: parsed("CARDS", get("CARDS"), 1, |v| v.parse().ok().filter(|n| (0..=16).contains(n))),
-        arch: parsed("ARCH", get("ARCH"), Arch::Sm80, |v| match v {
+        cards: parsed.of("CARDS", 1, "a number from 0 to 16", |v| v.parse().ok().filter(|n| (0..=16).contains(n))),
+        arch: parsed.of("ARCH", Arch::Sm80, "sm_80 or sm_90a", |v| match v {
             "sm_80" => Some(Arch::Sm80),
             "sm_90a" | "sm_90" => Some(Arch::Sm90a),
             _ => None,
         }),
-        memory: parsed("MEMORY", get("MEMORY"), 8 << 30, bytes),
-        checks: parsed("CHECKS", get("CHECKS"), Vec::new(), |v| {
+        memory: parsed.of("MEMORY", 8 << 30, "at least 64K, such as 512M or 8G", bytes),
+        checks: parsed.of("CHECKS", Vec::new(), &format!("some of {}", CHECKS.join(",")), |v| {
             let names: Vec<_> =
                 v.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect();
             names.iter().all(|name| CHECKS.contains(&name.as_str())).then_some(names)
         }),
-        seed: parsed("SEED", get("SEED"), 0, |v| v.parse().ok()),
-        late: parsed("LATE", get("LATE"), Duration::from_millis(2), |v| v.parse().ok().map(Duration::from_millis)),
-        threads: parsed("THREADS", get("THREADS"), cores, |v| v.parse().ok().filter(|&n| n > 0)),
+        seed: parsed.of("SEED", 0, "a whole number", |v| v.parse().ok()),
+        late: parsed
+            .of("LATE", Duration::from_millis(2), "milliseconds", |v| v.parse().ok().map(Duration::from_millis)),
+        threads: parsed
+            .of("THREADS", cores, "a number from 1 to 1024", |v| v.parse().ok().filter(|n| (1..=1024).contains(n))),
         profile: get("PROFILE").map(PathBuf::from),
         leaks: flag("LEAKS"),
         ptxas: get("PTXAS").map(PathBuf::from),
         trace: flag("TRACE"),
+    }
+}
+
+/// Reads values with this function.
+struct Parsed<'a, G>(&'a G);
+
+impl<G: Fn(&str) -> Option<String>> Parsed<'_, G> {
+    fn of<T>(&self, name: &str, default: T, accepted: &str, parse: impl Fn(&str) -> Option<T>) -> T {
+        let Some(value) = (self.0)(name) else { return default };
+        parse(&value).unwrap_or_else(|| {
+            say(&format!("KILN_EMULATED_{name}=\"{value}\" is not accepted: give {accepted}. The default is taken"));
+            default
+        })
     }
 }
 
@@ -140,5 +163,7 @@ mod tests {
         });
         assert_eq!((set.cards, set.arch, set.memory), (1, Arch::Sm90a, 8 << 30));
         assert_eq!(set.checks, ["races", "+exited_barriers"]);
+        assert!(unknown("KILN_EMULATED_CARD").is_some_and(|line| line.contains("CARDS")));
+        assert_eq!((unknown("KILN_EMULATED_CARDS"), unknown("PATH")), (None, None));
     }
 }

@@ -129,6 +129,14 @@ fn braces_without_end_are_refused() {
 }
 
 #[test]
+fn managed_variables_are_refused_by_name() {
+    let text = format!("{HEAD}.visible .global .attribute(.managed) .align 4 .u32 x;");
+    let error = Module::load(&text, &memory()).err().expect("it is refused").to_string();
+    assert!(error.contains("cuMemAllocManaged"), "{error}");
+    assert!(loads(&text.replace(".managed", ".unified(0, 1)")));
+}
+
+#[test]
 fn sizes_that_no_card_has_are_refused() {
     for declaration in [
         ".global .b8 x[4294967296][4294967296];",

@@ -229,7 +229,16 @@ impl<'t> Parser<'t> {
 
     fn skip_attribute(&mut self) -> Result<()> {
         if self.eat_word(".attribute") {
-            while !matches!(self.next()?, Token::Sign(b')')) {}
+            loop {
+                match self.next()? {
+                    Token::Sign(b')') => break,
+                    // The host would read and write it at the card's address, where the host has no memory.
+                    Token::Word(".managed") => {
+                        return self.fail("a '__managed__' variable is not emulated: allocate with cuMemAllocManaged");
+                    }
+                    _ => {}
+                }
+            }
         }
         Ok(())
     }
