@@ -75,6 +75,12 @@ install_driver() {
     ln -sf libcuda.so.1 "$home/lib/libcuda.so"
 }
 
+case ${1:-} in
+-h | --help)
+    sed -n '2,/^set /{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+    exit
+    ;;
+esac
 [[ $# -gt 0 ]] || fail "no command is given: bash scripts/emulated-cuda.sh COMMAND [ARGUMENT...]"
 install_toolkit
 install_driver
