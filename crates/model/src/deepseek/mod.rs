@@ -9,6 +9,7 @@ pub(crate) mod hf;
 mod mla;
 mod mtp;
 mod parameters;
+mod speculative;
 mod units;
 
 pub use block::Block;
@@ -16,6 +17,7 @@ pub use config::DeepSeekConfig;
 pub(crate) use family::DeepSeekFamily;
 pub use mla::Mla;
 pub use mtp::Mtp;
+pub use speculative::{Drafts, generate_speculative};
 
 use crate::layers::vocabulary::{self, VocabularyHead};
 use crate::{Initial, LanguageModel, MtpBatch, RmsNorm, Rope, Targets};

@@ -1,10 +1,8 @@
 //! Text generation with a cache.
 
-mod sampling;
-mod speculative;
+pub(crate) mod sampling;
 
 pub use sampling::Sampling;
-pub use speculative::{Drafts, generate_speculative};
 
 use crate::{Cache, LanguageModel};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -103,7 +101,11 @@ pub fn generate(
 }
 
 /// Validates prompts and settings, and returns the maximum number of tokens the model attends to.
-fn checked_window(model: &dyn LanguageModel, prompts: &[Vec<u32>], how: &Generation) -> Result<usize, GenerateError> {
+pub(crate) fn checked_window(
+    model: &dyn LanguageModel,
+    prompts: &[Vec<u32>],
+    how: &Generation,
+) -> Result<usize, GenerateError> {
     how.sampling.validate().map_err(GenerateError::Setting)?;
     let window = how.window.min(model.context());
     if window == 0 {

@@ -13,8 +13,9 @@
 //! (arXiv 2211.17192): the model's own probability of the draft. Whatever a pass reads beyond the accepted tokens is
 //! truncated from the caches.
 
-use super::{GenerateError, Generation, checked_window};
-use crate::{Cache, DeepSeek, LanguageModel};
+use super::DeepSeek;
+use crate::generate::{checked_window, sampling};
+use crate::{Cache, GenerateError, Generation, LanguageModel};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use fused::{embedding, linear};
 use std::ops::ControlFlow;
@@ -28,16 +29,16 @@ pub struct Drafts {
     pub accepted: usize,
 }
 
-/// Like [`generate`](super::generate), with the same tokens, but one prompt after another.
+/// Like [`generate`](crate::generate), with the same tokens, but one prompt after another.
 ///
 /// Rows computed together may be rounded differently than rows computed alone; if that decides between two tokens, the
 /// text continues with the other one.
 ///
 /// # Errors
-/// See [`generate`](super::generate); also if the model has no multi-token prediction modules.
+/// See [`generate`](crate::generate); also if the model has no multi-token prediction modules.
 ///
 /// # Panics
-/// See [`generate`](super::generate).
+/// See [`generate`](crate::generate).
 pub fn generate_speculative(
     model: &DeepSeek,
     prompts: &[Vec<u32>],
@@ -173,7 +174,7 @@ impl<'a> Text<'a> {
 
             let last = made.dims()[1] - 1;
             let logits = self.logits(made.clone().slice_dim(1, last..last + 1)).swap_remove(0);
-            text.push(super::sampling::most_likely(&logits));
+            text.push(sampling::most_likely(&logits));
             self.drafts.push(text[text.len() - 1]);
             h_btd = made;
         }
@@ -212,7 +213,7 @@ mod tests {
             h_btd = mtp.forward(h_btd, embedding(model.embed.weight.val(), of(&text[k..k + seen])));
             let logits = linear(h_btd.clone(), model.head.lm_head.weight.val(), None).slice_dim(1, seen - 1..seen);
             let logits: Vec<f32> = logits.into_data().iter::<f32>().collect();
-            text.push(crate::generate::sampling::most_likely(&logits));
+            text.push(sampling::most_likely(&logits));
         }
         text.split_off(tokens.len())
     }
