@@ -69,7 +69,7 @@ fn grouped_agree(
             true => input([b, rows, heads, width], seed, dtype, &tracked).require_grad().swap_dims(1, 2),
             false => input([b, heads, rows, width], seed, dtype, &tracked).require_grad(),
         };
-        let starts = window.map(|window| {
+        let first_keys = window.map(|window| {
             let row = (0..t).map(|i| (offset + i + 1).saturating_sub(window) as i32);
             let rows: Vec<i32> = (0..b).flat_map(|_| row.clone()).collect();
             int(&rows, [b, t], device)
@@ -77,7 +77,7 @@ fn grouped_agree(
         let kv_heads = heads / group;
         let inputs = [make(heads, t, d, 1), make(kv_heads, s, d, 2), make(kv_heads, s, dv, 3)];
         let [q, k, v] = inputs.clone();
-        gradients(causal_attention(q, k, v, 0.8, offset, starts.as_ref()), inputs)
+        gradients(causal_attention(q, k, v, 0.8, offset, first_keys.as_ref()), inputs)
     });
 }
 
@@ -160,11 +160,11 @@ fn latent_attention_agrees() {
 }
 
 /// The starts of three documents in each of two rows of 39.
-fn starts(device: &Device) -> Tensor<2, Int> {
+fn first_keys(device: &Device) -> Tensor<2, Int> {
     let rows = [[0..13, 13..14, 14..39], [0..17, 17..35, 35..39]];
-    let starts: Vec<i32> = rows.into_iter().flatten().flat_map(|place| vec![place.start; place.len()]).collect();
+    let first_keys: Vec<i32> = rows.into_iter().flatten().flat_map(|place| vec![place.start; place.len()]).collect();
     // Transposed, so that rows are not contiguous, as on a device that pads rows.
-    int(&starts, [2, 39], device).transpose().reshape([78]).reshape([39, 2]).transpose()
+    int(&first_keys, [2, 39], device).transpose().reshape([78]).reshape([39, 2]).transpose()
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn documents_agree() {
     for (dtype, dropout) in [(DType::F32, None), (DType::BF16, Some((0.3, DropoutKey::derive(1, 2, 3, 4))))] {
         agree(&format!("documents, qkv {dtype:?}"), dtype, |device| {
             let qkv = input([b, t, 3 * heads * d], 1, dtype, &device.clone().autodiff()).require_grad();
-            let y = causal_self_attention(qkv.clone(), heads, 0.8, dropout, Some(&starts(device)));
+            let y = causal_self_attention(qkv.clone(), heads, 0.8, dropout, Some(&first_keys(device)));
             gradients(y, [qkv.clone(), qkv.clone(), qkv])
         });
     }
@@ -184,7 +184,7 @@ fn documents_agree() {
         let kv = input([b, t, heads * (nope + v)], 2, DType::F32, &tracked).require_grad();
         let k_rope = input([b, t, rope], 3, DType::F32, &tracked).require_grad();
         let table = RopeTable::new((0..t * rope / 2).map(|i| i as f64 * 0.37), 1.1, rope / 2, &tracked);
-        let y = latent_attention(q.clone(), kv.clone(), k_rope.clone(), &table, heads, 0.4, Some(&starts(device)));
+        let y = latent_attention(q.clone(), kv.clone(), k_rope.clone(), &table, heads, 0.4, Some(&first_keys(device)));
         gradients(y, [q, kv, k_rope])
     });
 }
@@ -195,14 +195,14 @@ fn part_agrees([heads, group]: [usize; 2], dropout: bool, dtype: DType) {
     agree(&format!("a part of documents, {heads} heads by {group}, dropout {dropout}, {dtype:?}"), dtype, |device| {
         let shapes = [[b, heads, t, d], [b, heads / group, t, d], [b, heads / group, t, d]];
         let [q, k, v] = [0, 1, 2].map(|i| input(shapes[i], i as u64 + 1, dtype, device));
-        let starts = starts(device).slice_dim(1, 20..t);
+        let first_keys = first_keys(device).slice_dim(1, 20..t);
         let dropout = dropout.then(|| (0.3, DropoutKey::derive(1, 2, 3, 4), 1, t));
         let part = AttentionPart { first: [20, 0], scale: 0.8, dropout };
         let [q, k, v] = [q.slice_dim(2, 20..t), k.slice_dim(2, 0..20), v.slice_dim(2, 0..20)];
-        let (y, l) = part.forward([q.clone(), k.clone(), v.clone()], Some(starts.clone()));
+        let (y, l) = part.forward([q.clone(), k.clone(), v.clone()], Some(first_keys.clone()));
         // As if there were no other keys; for queries that see none here, as if the others had some log-sum-exp.
         let (d_y, l) = (input([b, t - 20, heads, d], 4, dtype, device), l.clamp_min(-5.0));
-        let [d_q, d_k, d_v] = part.backward([q, k, v], [y.clone(), d_y], l.clone(), Some(starts));
+        let [d_q, d_k, d_v] = part.backward([q, k, v], [y.clone(), d_y], l.clone(), Some(first_keys));
         [y, l.unsqueeze_dim(3), d_q, d_k, d_v].map(floats).to_vec()
     });
 }

@@ -58,13 +58,13 @@ pub struct StepContext {
 ///
 /// ```text
 /// row         a b c . d e . f        . ends a document
-/// starts      0 0 0 0 4 4 4 7        the first position that each attends to
+/// first_keys  0 0 0 0 4 4 4 7        the first position that each attends to
 /// positions   0 1 2 3 0 1 2 0
 /// ```
 #[derive(Debug, Clone)]
 pub struct Documents {
-    /// This rank's part of the starts, `[b, t]`, i32, as positions of whole rows.
-    pub(crate) starts_bt: Tensor<2, Int>,
+    /// This rank's part of the first keys, `[b, t]`, i32, as positions of whole rows.
+    pub(crate) first_keys_bt: Tensor<2, Int>,
     /// Positions within the document, `[b, t]`.
     pub(crate) positions_bt: Tensor<2, Int>,
 }
@@ -78,27 +78,27 @@ impl From<StepContext> for MicroBatch {
 
 impl MicroBatch {
     /// The first position that each position attends to; `None` if that is position 0 everywhere.
-    pub(crate) fn starts(&self) -> Option<&Tensor<2, Int>> {
-        Some(&self.documents.as_ref()?.starts_bt)
+    pub(crate) fn first_keys(&self) -> Option<&Tensor<2, Int>> {
+        Some(&self.documents.as_ref()?.first_keys_bt)
     }
 
-    /// [`starts`](Self::starts) of `b` rows at these positions, for attention to the `window` tokens up to a position.
-    pub(crate) fn starts_within(
+    /// [`first_keys`](Self::first_keys) of `b` rows at these positions, for attention to the `window` tokens up to a position.
+    pub(crate) fn first_keys_within(
         &self,
         window: Option<usize>,
         positions: &[usize],
         b: usize,
         device: &Device,
     ) -> Option<Tensor<2, Int>> {
-        let starts = self.starts().cloned();
-        let Some(window) = window.filter(|window| positions.iter().any(|at| at >= window)) else { return starts };
-        let of_window = window_starts(window, positions.iter().copied(), b, device);
-        Some(starts.map_or(of_window.clone(), |starts| starts.max_pair(of_window)))
+        let first_keys = self.first_keys().cloned();
+        let Some(window) = window.filter(|window| positions.iter().any(|at| at >= window)) else { return first_keys };
+        let of_window = window_first_keys(window, positions.iter().copied(), b, device);
+        Some(first_keys.map_or(of_window.clone(), |first_keys| first_keys.max_pair(of_window)))
     }
 }
 
 /// The first of the `window` positions up to each of these, in `b` rows alike: `[b, positions]`, i32.
-pub(crate) fn window_starts(
+pub(crate) fn window_first_keys(
     window: usize,
     positions: impl Iterator<Item = usize>,
     b: usize,
@@ -110,17 +110,17 @@ pub(crate) fn window_starts(
 }
 
 impl Documents {
-    /// Creates the documents of whole rows of `t` positions. `starts` gives, for each position, where its document
+    /// Creates the documents of whole rows of `t` positions. `first_keys` gives, for each position, where its document
     /// begins in the row. Ranks of a `context` keep their part.
     ///
     /// # Panics
-    /// If `starts` does not consist of whole rows.
-    pub fn new(starts: Vec<i32>, t: usize, context: &ContextParallel, device: &Device) -> Self {
-        let b = starts.len() / t;
-        let positions = starts.iter().enumerate().map(|(i, start)| (i % t) as i32 - start).collect();
+    /// If `first_keys` does not consist of whole rows.
+    pub fn new(first_keys: Vec<i32>, t: usize, context: &ContextParallel, device: &Device) -> Self {
+        let b = first_keys.len() / t;
+        let positions = first_keys.iter().enumerate().map(|(i, start)| (i % t) as i32 - start).collect();
         let own = |values: Vec<i32>| {
             context.own(Tensor::<2, Int>::from_data(TensorData::new(values, [b, t]), (device, DType::I32)), 1)
         };
-        Self { positions_bt: own(positions), starts_bt: own(starts) }
+        Self { positions_bt: own(positions), first_keys_bt: own(first_keys) }
     }
 }

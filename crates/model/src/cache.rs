@@ -1,6 +1,6 @@
 //! The cache of generation: what attention stores of the tokens a model has already read.
 
-use crate::batch::window_starts;
+use crate::batch::window_first_keys;
 use burn::tensor::{Int, Tensor, TensorData};
 use fused::causal_attention;
 
@@ -185,7 +185,7 @@ impl Chunk {
         // With a window, the first column that each new token sees, in sequences with `start` tokens before it.
         let starts_of = |sequences: usize, start: usize| {
             let window = window.filter(|window| start + queries > *window)?;
-            Some(window_starts(window, start..start + queries, sequences, &q_bhtd.device()))
+            Some(window_first_keys(window, start..start + queries, sequences, &q_bhtd.device()))
         };
         if self.starts.iter().all(|start| *start == first) {
             let starts = starts_of(b, first);

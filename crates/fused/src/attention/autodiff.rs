@@ -10,14 +10,14 @@ use burn::backend::{AutodiffBackend, Backend};
 struct Attention<B: Backend> {
     inputs: [FloatTensor<B>; 3],
     outputs: [FloatTensor<B>; 2],
-    starts: IntTensor<B>,
+    first_keys: IntTensor<B>,
     rule: AttentionRule,
 }
 
 impl<B: AttentionBackwardOps> Gradient<B, 3> for Attention<B> {
     fn of(self, d_y: FloatTensor<B>, _: [bool; 3]) -> [Option<FloatTensor<B>>; 3] {
         let ([q, k, v], [y, l]) = (self.inputs, self.outputs);
-        let (d_q, d_k, d_v) = B::fused_attention_backward(q, k, v, y, l, d_y, self.starts, self.rule);
+        let (d_q, d_k, d_v) = B::fused_attention_backward(q, k, v, y, l, d_y, self.first_keys, self.rule);
         [d_q, d_k, d_v].map(Some)
     }
 }
@@ -26,7 +26,7 @@ impl<B: AttentionBackwardOps> Gradient<B, 3> for Attention<B> {
 struct SelfAttention<B: Backend> {
     qkv: FloatTensor<B>,
     outputs: [FloatTensor<B>; 2],
-    starts: IntTensor<B>,
+    first_keys: IntTensor<B>,
     heads: usize,
     rule: AttentionRule,
 }
@@ -34,7 +34,7 @@ struct SelfAttention<B: Backend> {
 impl<B: AttentionBackwardOps> Gradient<B, 1> for SelfAttention<B> {
     fn of(self, d_y: FloatTensor<B>, _: [bool; 1]) -> [Option<FloatTensor<B>>; 1] {
         let [y, l] = self.outputs;
-        [Some(B::fused_self_attention_backward(self.qkv, y, l, d_y, self.starts, self.heads, self.rule))]
+        [Some(B::fused_self_attention_backward(self.qkv, y, l, d_y, self.first_keys, self.heads, self.rule))]
     }
 }
 
@@ -43,14 +43,15 @@ struct LatentAttention<B: Backend> {
     inputs: [FloatTensor<B>; 3],
     table: [FloatTensor<B>; 2],
     outputs: [FloatTensor<B>; 2],
-    starts: IntTensor<B>,
+    first_keys: IntTensor<B>,
     rule: LatentRule,
 }
 
 impl<B: AttentionBackwardOps> Gradient<B, 3> for LatentAttention<B> {
     fn of(self, d_y: FloatTensor<B>, _: [bool; 3]) -> [Option<FloatTensor<B>>; 3] {
         let ([q, kv, k_rope], [cos, sin], [y, l]) = (self.inputs, self.table, self.outputs);
-        let gradients = B::fused_latent_attention_backward(q, kv, k_rope, cos, sin, y, l, d_y, self.starts, self.rule);
+        let gradients =
+            B::fused_latent_attention_backward(q, kv, k_rope, cos, sin, y, l, d_y, self.first_keys, self.rule);
         <[_; 3]>::from(gradients).map(Some)
     }
 }
@@ -60,27 +61,27 @@ impl<B: AttentionOps + AttentionBackwardOps, C: CheckpointStrategy> AttentionOps
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
-        starts: IntTensor<Self>,
+        first_keys: IntTensor<Self>,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let tracked = [&q, &k, &v];
         let inputs = tracked.map(|input| input.primitive().clone());
         let [q, k, v] = inputs.clone();
-        let (y, l) = B::fused_attention(q, k, v, starts.clone(), rule);
+        let (y, l) = B::fused_attention(q, k, v, first_keys.clone(), rule);
         let outputs = [y.clone(), l.clone()];
-        (step::<B, C, _, 3>(tracked, y, || Attention::<B> { inputs, outputs, starts, rule }), Self::from_inner(l))
+        (step::<B, C, _, 3>(tracked, y, || Attention::<B> { inputs, outputs, first_keys, rule }), Self::from_inner(l))
     }
 
     fn fused_self_attention(
         qkv: FloatTensor<Self>,
-        starts: IntTensor<Self>,
+        first_keys: IntTensor<Self>,
         heads: usize,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let plain = qkv.primitive().clone();
-        let (y, l) = B::fused_self_attention(plain.clone(), starts.clone(), heads, rule);
+        let (y, l) = B::fused_self_attention(plain.clone(), first_keys.clone(), heads, rule);
         let outputs = [y.clone(), l.clone()];
-        let gradient = || SelfAttention::<B> { qkv: plain, outputs, starts, heads, rule };
+        let gradient = || SelfAttention::<B> { qkv: plain, outputs, first_keys, heads, rule };
         (step::<B, C, _, 1>([&qkv], y, gradient), Self::from_inner(l))
     }
 
@@ -90,17 +91,17 @@ impl<B: AttentionOps + AttentionBackwardOps, C: CheckpointStrategy> AttentionOps
         k_rope: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
-        starts: IntTensor<Self>,
+        first_keys: IntTensor<Self>,
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let tracked = [&q, &kv, &k_rope];
         let inputs = tracked.map(|input| input.primitive().clone());
         let table = [cos.into_primitive(), sin.into_primitive()];
         let ([q, kv, k_rope], [cos, sin]) = (inputs.clone(), table.clone());
-        let (y, l) = B::fused_latent_attention(q, kv, k_rope, cos, sin, starts.clone(), rule);
+        let (y, l) = B::fused_latent_attention(q, kv, k_rope, cos, sin, first_keys.clone(), rule);
         let outputs = [y.clone(), l.clone()];
         (
-            step::<B, C, _, 3>(tracked, y, || LatentAttention::<B> { inputs, table, outputs, starts, rule }),
+            step::<B, C, _, 3>(tracked, y, || LatentAttention::<B> { inputs, table, outputs, first_keys, rule }),
             Self::from_inner(l),
         )
     }

@@ -17,26 +17,26 @@ impl AttentionOps for Flex {
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
-        starts: IntTensor<Self>,
+        first_keys: IntTensor<Self>,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let ([q, k, v], starts) = ([q, k, v].map(rows_together), contiguous(&starts));
+        let ([q, k, v], first_keys) = ([q, k, v].map(rows_together), contiguous(&first_keys));
         let sizes = sizes(&q, &v);
         with_float!(q.dtype(), T => {
-            let (y, l) = attention_cpu::<T>(sizes, [&q, &k, &v].map(lying), Mask { rule, starts: slice(&starts) });
+            let (y, l) = attention_cpu::<T>(sizes, [&q, &k, &v].map(lying), Mask { rule, first_keys: slice(&first_keys) });
             (float(y, [sizes.b, sizes.t, sizes.heads, sizes.dv]), float(l, [sizes.b, sizes.heads, sizes.t]))
         })
     }
 
     fn fused_self_attention(
         qkv: FloatTensor<Self>,
-        starts: IntTensor<Self>,
+        first_keys: IntTensor<Self>,
         heads: usize,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let (qkv, starts, sizes) = (contiguous(&qkv), contiguous(&starts), sizes_of_three(&qkv, heads));
+        let (qkv, first_keys, sizes) = (contiguous(&qkv), contiguous(&first_keys), sizes_of_three(&qkv, heads));
         with_float!(qkv.dtype(), T => {
-            let (y, l) = self_attention_cpu::<T>(sizes, slice(&qkv), Mask { rule, starts: slice(&starts) });
+            let (y, l) = self_attention_cpu::<T>(sizes, slice(&qkv), Mask { rule, first_keys: slice(&first_keys) });
             (float(y, [sizes.b, sizes.t, heads * sizes.d]), float(l, [sizes.b, heads, sizes.t]))
         })
     }
@@ -47,10 +47,10 @@ impl AttentionOps for Flex {
         k_rope: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
-        starts: IntTensor<Self>,
+        first_keys: IntTensor<Self>,
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let inputs = [&q, &kv, &k_rope, &cos, &sin, &starts].map(contiguous);
+        let inputs = [&q, &kv, &k_rope, &cos, &sin, &first_keys].map(contiguous);
         with_float!(q.dtype(), T => {
             let latent = latent::<T>(&inputs, rule);
             let (y, l) = latent_attention_cpu(latent);
@@ -67,15 +67,15 @@ impl AttentionBackwardOps for Flex {
         y: FloatTensor<Self>,
         l: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
-        starts: IntTensor<Self>,
+        first_keys: IntTensor<Self>,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let ([q, k, v], l, starts) = ([q, k, v].map(rows_together), contiguous(&l), contiguous(&starts));
+        let ([q, k, v], l, first_keys) = ([q, k, v].map(rows_together), contiguous(&l), contiguous(&first_keys));
         let [y, d_y] = [y, d_y].map(|by_position| rows_together(by_position.permute(&[0, 2, 1, 3])));
         let sizes = sizes(&q, &v);
         with_float!(q.dtype(), T => {
             let (inputs, outputs) = ([&q, &k, &v].map(lying), [&y, &d_y].map(lying));
-            let mask = Mask { rule, starts: slice(&starts) };
+            let mask = Mask { rule, first_keys: slice(&first_keys) };
             let [d_q, d_k, d_v] = attention_backward_cpu::<T>(sizes, inputs, outputs, slice(&l), mask);
             let Sizes { b, heads, kv_heads, t, s, d, dv } = sizes;
             let by_head = |values, [rows, heads, width]: [usize; 3]| {
@@ -90,14 +90,14 @@ impl AttentionBackwardOps for Flex {
         y: FloatTensor<Self>,
         l: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
-        starts: IntTensor<Self>,
+        first_keys: IntTensor<Self>,
         heads: usize,
         rule: AttentionRule,
     ) -> FloatTensor<Self> {
-        let [qkv, y, l, d_y, starts] = [&qkv, &y, &l, &d_y, &starts].map(contiguous);
+        let [qkv, y, l, d_y, first_keys] = [&qkv, &y, &l, &d_y, &first_keys].map(contiguous);
         let sizes = sizes_of_three(&qkv, heads);
         with_float!(qkv.dtype(), T => {
-            let (outputs, mask) = ([slice(&y), slice(&d_y)], Mask { rule, starts: slice(&starts) });
+            let (outputs, mask) = ([slice(&y), slice(&d_y)], Mask { rule, first_keys: slice(&first_keys) });
             float(self_attention_backward_cpu::<T>(sizes, slice(&qkv), outputs, slice(&l), mask), qkv.shape())
         })
     }
@@ -111,10 +111,10 @@ impl AttentionBackwardOps for Flex {
         y: FloatTensor<Self>,
         l: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
-        starts: IntTensor<Self>,
+        first_keys: IntTensor<Self>,
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let inputs = [&q, &kv, &k_rope, &cos, &sin, &starts].map(contiguous);
+        let inputs = [&q, &kv, &k_rope, &cos, &sin, &first_keys].map(contiguous);
         let [y, l, d_y] = [&y, &l, &d_y].map(contiguous);
         with_float!(q.dtype(), T => {
             let outputs = [slice(&y), slice(&d_y)];
@@ -148,7 +148,7 @@ fn sizes_of_three(qkv: &FloatTensor<Flex>, heads: usize) -> Sizes {
 }
 
 fn latent<T: Element + TensorElement>(inputs: &[FloatTensor<Flex>; 6], rule: LatentRule) -> Latent<'_, T> {
-    let ([q, kv, k_rope, cos, sin, starts], [b, t, _]) = (inputs, inputs[0].shape().dims());
+    let ([q, kv, k_rope, cos, sin, first_keys], [b, t, _]) = (inputs, inputs[0].shape().dims());
     let table = [slice(cos), slice(sin)];
-    Latent { b, t, q: slice(q), kv: slice(kv), k_rope: slice(k_rope), table, starts: slice(starts), rule }
+    Latent { b, t, q: slice(q), kv: slice(kv), k_rope: slice(k_rope), table, first_keys: slice(first_keys), rule }
 }

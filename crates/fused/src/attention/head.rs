@@ -19,7 +19,7 @@ pub(super) struct Head<'a, const P: usize> {
     pub dv: usize,
     pub rule: AttentionRule,
     /// The first key that each query of this sequence sees. Empty if all queries see keys from the first on.
-    pub starts: &'a [i32],
+    pub first_keys: &'a [i32],
     /// Indices of the sequence and the head, on which dropout depends.
     pub place: [usize; 2],
 }
@@ -42,7 +42,7 @@ impl<const P: usize> Head<'_, P> {
     /// Keys that the tile of queries `first..end` sees. Its first query sees the earliest of them.
     fn keys(&self, first: usize, end: usize) -> Range<usize> {
         let last = (end + self.rule.offset).min(self.s);
-        self.starts.get(first).map_or(0, |start| *start as usize).min(last)..last
+        self.first_keys.get(first).map_or(0, |start| *start as usize).min(last)..last
     }
 
     /// Allocates a tile's scores.
@@ -64,8 +64,8 @@ impl<const P: usize> Head<'_, P> {
     }
 
     fn tile(&self, first: usize, end: usize) -> Tile<'_> {
-        let starts = self.starts.get(first..end).unwrap_or_default();
-        Tile { first, keys: self.keys(first, end), rule: self.rule, starts, place: self.place }
+        let first_keys = self.first_keys.get(first..end).unwrap_or_default();
+        Tile { first, keys: self.keys(first, end), rule: self.rule, first_keys, place: self.place }
     }
 
     /// Computes `y` and the log-sum-exp `l` of each query.
@@ -107,16 +107,16 @@ impl<const P: usize> Head<'_, P> {
         add: bool,
     ) {
         let (mut p, mut ds) = (self.scores(), self.scores());
-        if !self.starts.is_empty() && !add {
+        if !self.first_keys.is_empty() && !add {
             // SAFETY: there are rows for all keys.
             to_k.iter().zip(self.d).for_each(|(to, width)| unsafe { clear(*to, 0..self.s, width) });
             unsafe { clear(to_v, 0..self.s, self.dv) };
         }
-        // The last tile comes first. Without starts it sees all keys, so it sets their gradients and the others add to
+        // The last tile comes first. Without first keys it sees all keys, so it sets their gradients and the others add to
         // them.
         for (first, end) in self.tiles() {
             let (rows, tile) = (end - first, self.tile(first, end));
-            let add = add || end < self.t || !self.starts.is_empty();
+            let add = add || end < self.t || !self.first_keys.is_empty();
             let (n, keys) = (tile.keys.len(), tile.keys.clone());
             if n == 0 {
                 // SAFETY: there are rows for these queries.
@@ -174,8 +174,8 @@ struct Tile<'a> {
     first: usize,
     keys: Range<usize>,
     rule: AttentionRule,
-    /// The starts of the tile's rows.
-    starts: &'a [i32],
+    /// The first keys of the tile's rows.
+    first_keys: &'a [i32],
     place: [usize; 2],
 }
 
@@ -184,7 +184,7 @@ impl Tile<'_> {
     #[inline(always)]
     fn seen(&self, i: usize) -> Range<usize> {
         let end = (self.first + i + self.rule.offset + 1).clamp(self.keys.start, self.keys.end) - self.keys.start;
-        let start = self.starts.get(i).map_or(0, |start| (*start as usize).max(self.keys.start) - self.keys.start);
+        let start = self.first_keys.get(i).map_or(0, |start| (*start as usize).max(self.keys.start) - self.keys.start);
         start.min(end)..end
     }
 

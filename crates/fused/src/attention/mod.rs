@@ -27,14 +27,14 @@
 //! 2307.08691). The result of a row depends only on its query and on the keys up to it. Its bits do not change with the
 //! rest of the batch.
 //!
-//! For document masking and sliding windows, `starts`, `[b, t]`, holds the first key that each query sees, which adds
-//! the condition `j >= starts[i]`. Starts never decrease along a sequence. Tiles of keys that no query of a tile sees
+//! For document masking and sliding windows, `first_keys`, `[b, t]`, holds the first key that each query sees, which adds
+//! the condition `j >= first_keys[i]`. They never decrease along a sequence. Tiles of keys that no query of a tile sees
 //! are skipped, so that the work is the sum of the squared document lengths, or with a window of w keys about w per
 //! query. Rows then have the same bits if the same documents precede them. A query that sees no key has the result 0 and
 //! an `l` of -1e30.
 //!
 //! ```text
-//! starts     0 0 0 3 3 5 5 5         three documents in a row of 8
+//! first_keys 0 0 0 3 3 5 5 5         three documents in a row of 8
 //! ```
 //!
 //! Dropout multiplies each `p` in `y` by its factor, a function of the score's position (see
@@ -76,43 +76,43 @@ pub use part::AttentionPart;
 /// # Shapes
 /// `q`: `[b, heads, t, d]`; `k`: `[b, kv_heads, s, d]`; `v`: `[b, kv_heads, s, dv]`, with `s` at most `t + offset` and
 /// `heads` a multiple of `kv_heads`; the result: `[b, t, heads, dv]`. Inputs whose last dimension is contiguous are not
-/// copied. `starts`, `[b, t]`, masks documents or limits a window: the first key that each query sees.
+/// copied. `first_keys`, `[b, t]`, masks documents or limits a window: the first key that each query sees.
 ///
 /// # Panics
 /// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width is 0, if a query would see no
-/// key without starts, if no query would see a key, or if starts are not i32 or i64.
+/// key without first keys, if no query would see a key, or if first keys are not i32 or i64.
 pub fn causal_attention(
     q: Tensor<4>,
     k: Tensor<4>,
     v: Tensor<4>,
     scale: f64,
     offset: usize,
-    starts: Option<&Tensor<2, Int>>,
+    first_keys: Option<&Tensor<2, Int>>,
 ) -> Tensor<4> {
     let call = Call("causal_attention");
     let ([b, t], s) = check(call, [&q, &k, &v]);
     let seen = s <= t.saturating_add(offset) && (s > 0) == (t > 0);
     call.that(seen, format_args!("{t} queries, {s} keys and an offset of {offset}: each is to see or be seen"));
     let rule = AttentionRule { scale: scale as f32, offset, dropout: None };
-    let starts = checked(call, starts, [b, t], &q.device());
+    let first_keys = checked(call, first_keys, [b, t], &q.device());
     let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
-    Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, starts, rule).0)
+    Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, first_keys, rule).0)
 }
 
 /// Computes causal attention of queries, keys and values that are one product (GPT-2's `c_attn`).
 ///
 /// `qkv` is `[b, t, 3 heads d]`: the three are side by side, each divided into heads. The result is `[b, t, heads d]`.
-/// `dropout` is a probability and a key. `starts`, `[b, t]`, masks documents: the first key that each query sees.
+/// `dropout` is a probability and a key. `first_keys`, `[b, t]`, masks documents: the first key that each query sees.
 ///
 /// # Panics
-/// If the arguments do not have these shapes and a type of f32, bf16 or f16, if a width or `heads` is 0, or if starts
+/// If the arguments do not have these shapes and a type of f32, bf16 or f16, if a width or `heads` is 0, or if first keys
 /// are not i32 or i64.
 pub fn causal_self_attention(
     qkv: Tensor<3>,
     heads: usize,
     scale: f64,
     dropout: Option<(f64, DropoutKey)>,
-    starts: Option<&Tensor<2, Int>>,
+    first_keys: Option<&Tensor<2, Int>>,
 ) -> Tensor<3> {
     let (call, [b, t, width]) = (Call("causal_self_attention"), qkv.dims());
     call.float("qkv", qkv.dtype());
@@ -120,8 +120,8 @@ pub fn causal_self_attention(
     call.that(whole, format_args!("qkv has shape {:?}, expected a width of 3 times {heads} heads", qkv.dims()));
     let dropout = dropout.map(|dropout| ScoreDropout::new(call, dropout, t));
     let rule = AttentionRule { scale: scale as f32, offset: 0, dropout };
-    let starts = checked(call, starts, [b, t], &qkv.device());
-    Tensor::from_dispatch(Dispatch::fused_self_attention(qkv.into_dispatch(), starts, heads, rule).0)
+    let first_keys = checked(call, first_keys, [b, t], &qkv.device());
+    Tensor::from_dispatch(Dispatch::fused_self_attention(qkv.into_dispatch(), first_keys, heads, rule).0)
 }
 
 /// Computes multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
@@ -131,11 +131,11 @@ pub fn causal_self_attention(
 ///
 /// # Shapes
 /// `q`: `[b, t, heads (nope + rope)]`, in each head the unrotated part first; `kv`: `[b, t, heads (nope + v)]`, in each
-/// head the key first; `k_rope`: `[b, t, rope]`; the table: `[t, rope / 2]`; the result: `[b, t, heads v]`. `starts`,
+/// head the key first; `k_rope`: `[b, t, rope]`; the table: `[t, rope / 2]`; the result: `[b, t, heads v]`. `first_keys`,
 /// `[b, t]`, masks documents: the first key that each query sees.
 ///
 /// # Panics
-/// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width or `heads` is 0, or if starts
+/// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width or `heads` is 0, or if first keys
 /// are not i32 or i64.
 pub fn latent_attention(
     q: Tensor<3>,
@@ -144,7 +144,7 @@ pub fn latent_attention(
     table: &RopeTable,
     heads: usize,
     scale: f64,
-    starts: Option<&Tensor<2, Int>>,
+    first_keys: Option<&Tensor<2, Int>>,
 ) -> Tensor<3> {
     let call = Call("latent_attention");
     let ([b, t, q_width], [_, _, kv_width], [_, _, rope]) = (q.dims(), kv.dims(), k_rope.dims());
@@ -171,15 +171,15 @@ pub fn latent_attention(
     call.shape("table", table.shape(), [t, rope / 2]);
     let attention = AttentionRule { scale: scale as f32, offset: 0, dropout: None };
     let rule = LatentRule { heads, nope, rope, v, attention };
-    let starts = checked(call, starts, [b, t], &q.device());
+    let first_keys = checked(call, first_keys, [b, t], &q.device());
     let ([cos, sin], q, kv) = (table.clone().into_dispatch(), q.into_dispatch(), kv.into_dispatch());
-    Tensor::from_dispatch(Dispatch::fused_latent_attention(q, kv, k_rope.into_dispatch(), cos, sin, starts, rule).0)
+    Tensor::from_dispatch(Dispatch::fused_latent_attention(q, kv, k_rope.into_dispatch(), cos, sin, first_keys, rule).0)
 }
 
 /// The operation in its three layouts, which the tape records.
 #[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
 pub(crate) trait AttentionOps: Backend {
-    /// Maps `q_bhtd`, `k_bhsd` and `v_bhsv` to `y_bthv` and the statistic `l_bht`. Here and below, `starts_bt` holds
+    /// Maps `q_bhtd`, `k_bhsd` and `v_bhsv` to `y_bthv` and the statistic `l_bht`. Here and below, `first_keys_bt` holds
     /// the first key that each query sees; it is empty if that is key 0 for all.
     #[fusion(meta = |q, _, v, _, _| {
         let [b, heads, t] = [0, 1, 2].map(|dim| q.shape[dim]);
@@ -189,7 +189,7 @@ pub(crate) trait AttentionOps: Backend {
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
-        starts: IntTensor<Self>,
+        first_keys: IntTensor<Self>,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
@@ -200,7 +200,7 @@ pub(crate) trait AttentionOps: Backend {
     })]
     fn fused_self_attention(
         qkv: FloatTensor<Self>,
-        starts: IntTensor<Self>,
+        first_keys: IntTensor<Self>,
         heads: usize,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
@@ -217,7 +217,7 @@ pub(crate) trait AttentionOps: Backend {
         k_rope: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
-        starts: IntTensor<Self>,
+        first_keys: IntTensor<Self>,
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
@@ -235,7 +235,7 @@ pub(crate) trait AttentionBackwardOps: Backend {
         y: FloatTensor<Self>,
         l: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
-        starts: IntTensor<Self>,
+        first_keys: IntTensor<Self>,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
@@ -246,7 +246,7 @@ pub(crate) trait AttentionBackwardOps: Backend {
         y: FloatTensor<Self>,
         l: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
-        starts: IntTensor<Self>,
+        first_keys: IntTensor<Self>,
         heads: usize,
         rule: AttentionRule,
     ) -> FloatTensor<Self>;
@@ -262,7 +262,7 @@ pub(crate) trait AttentionBackwardOps: Backend {
         y: FloatTensor<Self>,
         l: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
-        starts: IntTensor<Self>,
+        first_keys: IntTensor<Self>,
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 }
@@ -282,13 +282,13 @@ fn check(call: Call, [q, k, v]: [&Tensor<4>; 3]) -> ([usize; 2], usize) {
     ([b, t], s)
 }
 
-/// The starts of all queries, or an empty tensor if there are none.
-fn checked(call: Call, starts: Option<&Tensor<2, Int>>, [b, t]: [usize; 2], device: &Device) -> DispatchTensor {
-    match starts {
-        Some(starts) => {
-            call.index("starts", starts.dtype());
-            call.shape("starts", starts.dims(), [b, t]);
-            starts.clone().cast(DType::I32).into_dispatch()
+/// The first keys of all queries, or an empty tensor if there are none.
+fn checked(call: Call, first_keys: Option<&Tensor<2, Int>>, [b, t]: [usize; 2], device: &Device) -> DispatchTensor {
+    match first_keys {
+        Some(first_keys) => {
+            call.index("first_keys", first_keys.dtype());
+            call.shape("first_keys", first_keys.dims(), [b, t]);
+            first_keys.clone().cast(DType::I32).into_dispatch()
         }
         None => Tensor::<1, Int>::empty([0], (&device.clone().inner(), DType::I32)).into_dispatch(),
     }

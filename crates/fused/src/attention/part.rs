@@ -36,18 +36,18 @@ impl AttentionPart {
     /// Maps `q_bhtd`, `k_bgsd` and `v_bgsv` to `y_bthv` and to the log-sum-exp of scores, `l_bht`, in f32. As in
     /// [`causal_attention`](crate::causal_attention), g divides h.
     ///
-    /// `l` is -1e30 if a query sees no key. `starts_bt` holds the position in the sequence of the first key that each
+    /// `l` is -1e30 if a query sees no key. `first_keys_bt` holds the position in the sequence of the first key that each
     /// query sees, as in [`causal_self_attention`](crate::causal_self_attention).
     ///
     /// # Panics
-    /// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width is 0, if starts are not
+    /// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width is 0, if first keys are not
     /// i32 or i64, or if queries and keys at the same positions differ in number.
-    pub fn forward(&self, [q, k, v]: [Tensor<4>; 3], starts_bt: Option<Tensor<2, Int>>) -> (Tensor<4>, Tensor<3>) {
+    pub fn forward(&self, [q, k, v]: [Tensor<4>; 3], first_keys_bt: Option<Tensor<2, Int>>) -> (Tensor<4>, Tensor<3>) {
         let call = Call("AttentionPart::forward");
         let rule = self.rule(call, self.check(call, [&q, &k, &v]));
-        let starts = self.starts(call, &q, starts_bt);
+        let first_keys = self.first_keys(call, &q, first_keys_bt);
         let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
-        let (y, l) = Dispatch::fused_attention(q, k, v, starts, rule);
+        let (y, l) = Dispatch::fused_attention(q, k, v, first_keys, rule);
         (Tensor::from_dispatch(y), Tensor::from_dispatch(l))
     }
 
@@ -61,11 +61,11 @@ impl AttentionPart {
         [q, k, v]: [Tensor<4>; 3],
         [y, d_y]: [Tensor<4>; 2],
         l: Tensor<3>,
-        starts_bt: Option<Tensor<2, Int>>,
+        first_keys_bt: Option<Tensor<2, Int>>,
     ) -> [Tensor<4>; 3] {
         let call = Call("AttentionPart::backward");
         let rule = self.rule(call, self.check(call, [&q, &k, &v]));
-        let starts = self.starts(call, &q, starts_bt);
+        let first_keys = self.first_keys(call, &q, first_keys_bt);
         let ([b, heads, t, _], [_, _, _, dv]) = (q.dims(), v.dims());
         for (name, rows) in [("y", &y), ("d_y", &d_y)] {
             call.dtype(name, rows.dtype(), q.dtype());
@@ -74,14 +74,14 @@ impl AttentionPart {
         call.dtype("l", l.dtype(), DType::F32);
         call.shape("l", l.dims(), [b, heads, t]);
         let [q, k, v, y, d_y] = [q, k, v, y, d_y].map(Tensor::into_dispatch);
-        let (d_q, d_k, d_v) = Dispatch::fused_attention_backward(q, k, v, y, l.into_dispatch(), d_y, starts, rule);
+        let (d_q, d_k, d_v) = Dispatch::fused_attention_backward(q, k, v, y, l.into_dispatch(), d_y, first_keys, rule);
         [d_q, d_k, d_v].map(Tensor::from_dispatch)
     }
 
-    /// The starts of these queries, relative to the first key of this part.
-    fn starts(&self, call: Call, q: &Tensor<4>, starts_bt: Option<Tensor<2, Int>>) -> DispatchTensor {
+    /// The first keys of these queries, relative to the first key of this part.
+    fn first_keys(&self, call: Call, q: &Tensor<4>, first_keys_bt: Option<Tensor<2, Int>>) -> DispatchTensor {
         let [b, _, t, _] = q.dims();
-        let here = starts_bt.map(|starts| (starts - self.first[1] as i64).clamp_min(0));
+        let here = first_keys_bt.map(|first_keys| (first_keys - self.first[1] as i64).clamp_min(0));
         checked(call, here.as_ref(), [b, t], &q.device())
     }
 

@@ -28,13 +28,13 @@ pub(crate) struct Sizes {
 pub(crate) struct Mask<'a> {
     pub rule: AttentionRule,
     /// The first key that each query sees, `[b, t]`. Empty if all queries see keys from the first on.
-    pub starts: &'a [i32],
+    pub first_keys: &'a [i32],
 }
 
 impl<'a> Mask<'a> {
-    /// The starts of a sequence of `t` queries.
-    fn starts(&self, sequence: usize, t: usize) -> &'a [i32] {
-        self.starts.get(sequence * t..(sequence + 1) * t).unwrap_or_default()
+    /// The first keys of a sequence of `t` queries.
+    fn first_keys(&self, sequence: usize, t: usize) -> &'a [i32] {
+        self.first_keys.get(sequence * t..(sequence + 1) * t).unwrap_or_default()
     }
 }
 
@@ -44,7 +44,7 @@ pub(crate) type Lying<'a, T> = (&'a [T], [usize; 3]);
 impl Sizes {
     fn head<'a>(&self, [q, k, v]: [Matrix<'a, f32>; 3], mask: Mask<'a>, place: [usize; 2]) -> Head<'a, 1> {
         let Self { t, s, d, dv, .. } = *self;
-        Head { t, s, q: [q], k: [k], d: [d], v, dv, rule: mask.rule, starts: mask.starts(place[0], t), place }
+        Head { t, s, q: [q], k: [k], d: [d], v, dv, rule: mask.rule, first_keys: mask.first_keys(place[0], t), place }
     }
 
     /// Query heads that share a key-value head.
@@ -190,7 +190,7 @@ pub(crate) struct Latent<'a, T> {
     pub k_rope: &'a [T],
     pub table: [&'a [f32]; 2],
     /// The same as in [`Mask`].
-    pub starts: &'a [i32],
+    pub first_keys: &'a [i32],
     pub rule: LatentRule,
 }
 
@@ -251,8 +251,8 @@ impl<'a, T: Element> Latent<'a, T> {
         'a: 'm,
     {
         let LatentRule { nope, rope, v: dv, attention: rule, .. } = self.rule;
-        let (t, mask) = (self.t, Mask { rule, starts: self.starts });
-        Head { t, s: t, q, k, d: [nope, rope], v, dv, rule, starts: mask.starts(place[0], t), place }
+        let (t, mask) = (self.t, Mask { rule, first_keys: self.first_keys });
+        Head { t, s: t, q, k, d: [nope, rope], v, dv, rule, first_keys: mask.first_keys(place[0], t), place }
     }
 }
 

@@ -80,12 +80,12 @@ proptest! {
             false => random([b, h, t, width]),
         };
         let (inputs, dy, scale) = ([input(h, d), input(h / n, d), input(h / n, dv)], random([b, t, h, dv]), 0.7);
-        let starts = window.map(|window| {
+        let first_keys = window.map(|window| {
             let row = (0..t).map(|i| (i + 1).saturating_sub(window) as i32);
             let rows = TensorData::new((0..b).flat_map(|_| row.clone()).collect::<Vec<_>>(), [b, t]);
             Tensor::<2, Int>::from_data(rows, &Device::flex())
         });
-        let found = run(|[q, k, v]| causal_attention(q, k, v, scale, 0, starts.as_ref()), &inputs, &dy);
+        let found = run(|[q, k, v]| causal_attention(q, k, v, scale, 0, first_keys.as_ref()), &inputs, &dy);
         let expected = naive([b, h, n, t, d, dv], &inputs, &dy, scale, window.unwrap_or(t));
         for (what, (found, expected)) in ["y", "dq", "dk", "dv"].iter().zip(found.iter().zip(&expected)) {
             assert_close(what, found, expected, 2e-5 * largest(expected, 1.0));
@@ -210,7 +210,7 @@ fn latent_attention_is_that_of_whole_queries_and_keys() {
     near(&found, &expected, 0.03);
 }
 
-/// The starts of rows of documents with these lengths, `[b, t]`.
+/// The first keys of rows of documents with these lengths, `[b, t]`.
 fn starts_of(rows: &[Vec<usize>]) -> Tensor<2, Int> {
     let of_row = |row: &Vec<usize>| {
         let mut start = 0;
@@ -220,9 +220,9 @@ fn starts_of(rows: &[Vec<usize>]) -> Tensor<2, Int> {
         };
         row.iter().flat_map(document).collect::<Vec<i32>>()
     };
-    let starts: Vec<i32> = rows.iter().flat_map(of_row).collect();
-    let shape = [rows.len(), starts.len() / rows.len()];
-    Tensor::from_data(burn::tensor::TensorData::new(starts, shape), (&Device::flex(), DType::I32))
+    let first_keys: Vec<i32> = rows.iter().flat_map(of_row).collect();
+    let shape = [rows.len(), first_keys.len() / rows.len()];
+    Tensor::from_data(burn::tensor::TensorData::new(first_keys, shape), (&Device::flex(), DType::I32))
 }
 
 /// Applies `op` to each document separately, `[1, len, width]` with its positions, and concatenates the results.
@@ -249,10 +249,10 @@ proptest! {
     fn documents_in_a_row_are_as_each_by_itself(lens in prop::collection::vec(1..150usize, 1..7)) {
         // Both rows hold the same documents, one of them in reverse order.
         let rows = [lens.clone(), lens.iter().rev().copied().collect()];
-        let (t, starts) = (lens.iter().sum::<usize>(), starts_of(&rows));
+        let (t, first_keys) = (lens.iter().sum::<usize>(), starts_of(&rows));
         let [heads, d] = [2, 8];
         let (inputs, dy) = ([3 * heads * d, 1, 1].map(|width| random([2, t, width])), random([2, t, heads * d]));
-        let together = |[qkv, ..]: [Tensor<3>; 3]| causal_self_attention(qkv, heads, 0.3, None, Some(&starts));
+        let together = |[qkv, ..]: [Tensor<3>; 3]| causal_self_attention(qkv, heads, 0.3, None, Some(&first_keys));
         let alone = |inputs| apart(&rows, inputs, |[qkv, ..], _| causal_self_attention(qkv, heads, 0.3, None, None));
         near(&gradients(together, &inputs, &dy), &gradients(alone, &inputs, &dy), 1e-5);
 
@@ -260,7 +260,7 @@ proptest! {
         let inputs = [heads * (nope + rope), heads * (nope + dv), rope].map(|width| random([2, t, width]));
         let dy = random([2, t, heads * dv]);
         let table = RopeTable::new((0..t * rope / 2).map(|i| i as f64 * 0.37), 1.1, rope / 2, &Device::flex());
-        let together = |[q, kv, k_rope]: [Tensor<3>; 3]| latent_attention(q, kv, k_rope, &table, heads, 0.3, Some(&starts));
+        let together = |[q, kv, k_rope]: [Tensor<3>; 3]| latent_attention(q, kv, k_rope, &table, heads, 0.3, Some(&first_keys));
         let alone = |inputs| apart(&rows, inputs, |[q, kv, k_rope], positions| {
             latent_attention(q, kv, k_rope, &table.at(&positions.collect::<Vec<_>>()), heads, 0.3, None)
         });
@@ -270,7 +270,7 @@ proptest! {
         let key = DropoutKey::derive(1, 2, 3, 4);
         let qkv = random([2, t, 3 * heads * d]);
         let whole = causal_self_attention(qkv.clone(), heads, 0.3, Some((0.3, key)), None);
-        let masked = causal_self_attention(qkv, heads, 0.3, Some((0.3, key)), Some(&starts));
+        let masked = causal_self_attention(qkv, heads, 0.3, Some((0.3, key)), Some(&first_keys));
         let first = lens[0].min(lens[lens.len() - 1]);
         let of_first = |y: Tensor<3>| floats(y.slice([0..2, 0..first]));
         prop_assert_eq!(of_first(whole), of_first(masked));
@@ -281,21 +281,21 @@ proptest! {
     fn parts_of_documents_make_the_whole(lens in prop::collection::vec(1..60usize, 1..6), at in 0.1..0.9f64) {
         let t = lens.iter().sum::<usize>() + 1;
         let rows = [[lens.clone(), vec![1]].concat(), [vec![1], lens].concat()];
-        let (starts, middle) = (starts_of(&rows), ((t as f64 * at) as usize).clamp(1, t - 1));
+        let (first_keys, middle) = (starts_of(&rows), ((t as f64 * at) as usize).clamp(1, t - 1));
         let [q, k, v] = [8, 8, 6].map(|width| random([2, 3, t, width]));
         let d_y = random([2, t, 3, 6]);
         let of = |x: &Tensor<4>, rows: std::ops::Range<usize>| x.clone().slice_dim(2, rows);
         let all = AttentionPart { first: [0, 0], scale: 0.4, dropout: None };
-        let (y, l) = all.forward([q.clone(), k.clone(), v.clone()], Some(starts.clone()));
-        let expected = all.backward([q.clone(), k.clone(), v.clone()], [y.clone(), d_y.clone()], l.clone(), Some(starts.clone()));
+        let (y, l) = all.forward([q.clone(), k.clone(), v.clone()], Some(first_keys.clone()));
+        let expected = all.backward([q.clone(), k.clone(), v.clone()], [y.clone(), d_y.clone()], l.clone(), Some(first_keys.clone()));
 
         // The later queries, with the earlier keys and with their own.
         let later = middle..t;
         let parts = [(0, 0..middle), (middle, later.clone())].map(|(first, keys)| {
             (AttentionPart { first: [middle, first], ..all }, [of(&q, later.clone()), of(&k, keys.clone()), of(&v, keys)])
         });
-        let starts = starts.slice_dim(1, later.clone());
-        let [(y_0, l_0), (y_1, l_1)] = parts.clone().map(|(part, qkv)| part.forward(qkv, Some(starts.clone())));
+        let first_keys = first_keys.slice_dim(1, later.clone());
+        let [(y_0, l_0), (y_1, l_1)] = parts.clone().map(|(part, qkv)| part.forward(qkv, Some(first_keys.clone())));
         let weight = burn::tensor::activation::sigmoid(l_1.clone() - l_0.clone()).swap_dims(1, 2).unsqueeze_dim(3);
         let merged = y_0.clone() + (y_1 - y_0) * weight;
         let close = |found: Vec<f32>, expected: Vec<f32>| {
@@ -309,7 +309,7 @@ proptest! {
         let outputs = [y, d_y].map(|x| x.slice_dim(1, later.clone()));
         let [mut found_q, mut found_keys] = [vec![], vec![]];
         for (part, qkv) in parts {
-            let [d_q, d_k, _] = part.backward(qkv, outputs.clone(), l_later.clone(), Some(starts.clone()));
+            let [d_q, d_k, _] = part.backward(qkv, outputs.clone(), l_later.clone(), Some(first_keys.clone()));
             found_q.push(d_q);
             found_keys.push(d_k);
         }

@@ -138,44 +138,44 @@ pub const CASES: &[Case] = &[
         let offset = draw.number(s - t);
         let q = draw.float([b, heads, t, d]);
         let (k, v) = (draw.float([b, kv_heads, s, d]), draw.float([b, kv_heads, s, dv]));
-        let starts = starts(draw, [b, t]);
+        let first_keys = first_keys(draw, [b, t]);
         let shape = [q.dims()[0], q.dims()[2], q.dims()[1], v.dims()[3]];
-        draw.output(fused::causal_attention(q, k, v, 0.7, offset, starts.as_ref()), shape);
+        draw.output(fused::causal_attention(q, k, v, 0.7, offset, first_keys.as_ref()), shape);
     }),
     ("causal_self_attention", |draw| {
         let [b, heads, t, d] = [draw.size(3), draw.size(3), draw.size(5), draw.size(5)];
-        let (qkv, starts) = (draw.float([b, t, 3 * heads * d]), starts(draw, [b, t]));
+        let (qkv, first_keys) = (draw.float([b, t, 3 * heads * d]), first_keys(draw, [b, t]));
         let (heads, p) = (draw.number(heads), draw.probability());
         let dropout = draw.coin().then(|| (p, DropoutKey::derive(1, 2, 3, 4)));
         let shape = [qkv.dims()[0], qkv.dims()[1], qkv.dims()[2] / 3];
-        draw.output(fused::causal_self_attention(qkv, heads, 0.7, dropout, starts.as_ref()), shape);
+        draw.output(fused::causal_self_attention(qkv, heads, 0.7, dropout, first_keys.as_ref()), shape);
     }),
     ("latent_attention", |draw| {
         let [b, heads, nope, pairs, v] = [draw.size(3), draw.size(3), draw.size(3), draw.size(2), draw.size(4)];
         let (table, t) = table(draw, pairs);
         let q = draw.float([b, t, heads * (nope + 2 * pairs)]);
         let (kv, k_rope) = (draw.float([b, t, heads * (nope + v)]), draw.float([b, t, 2 * pairs]));
-        let (starts, heads) = (starts(draw, [b, t]), draw.number(heads));
-        let y = fused::latent_attention(q.clone(), kv.clone(), k_rope.clone(), &table, heads, 0.7, starts.as_ref());
+        let (first_keys, heads) = (first_keys(draw, [b, t]), draw.number(heads));
+        let y = fused::latent_attention(q.clone(), kv.clone(), k_rope.clone(), &table, heads, 0.7, first_keys.as_ref());
         // The values' share of `kv`: what remains of a head after the unrotated part of its key.
         let nope = q.dims()[2] / heads - k_rope.dims()[2];
         draw.output(y, [q.dims()[0], q.dims()[1], kv.dims()[2] - heads * nope]);
     }),
     ("AttentionPart::forward", |draw| {
-        let (part, [q, k, v], starts) = part(draw);
+        let (part, [q, k, v], first_keys) = part(draw);
         let ([b, heads, t, _], dv) = (q.dims(), v.dims()[3]);
-        let (y, l) = part.forward([q, k, v], starts);
+        let (y, l) = part.forward([q, k, v], first_keys);
         draw.output(y, [b, t, heads, dv]);
         draw.output(l, [b, heads, t]);
     }),
     ("AttentionPart::backward", |draw| {
-        let (part, [q, k, v], starts) = part(draw);
+        let (part, [q, k, v], first_keys) = part(draw);
         let ([b, heads, t, _], dv, dtype) = (q.dims(), v.dims()[3], q.dtype());
         let outputs = [draw.plain([b, t, heads, dv], dtype), draw.plain([b, t, heads, dv], dtype)];
         // At least as large as the log-sum-exp of these scores, so that probabilities are finite.
         let l = draw.plain([b, heads, t], DType::F32) * 0.0 + 30.0;
         let shapes = [q.dims(), k.dims(), v.dims()];
-        let gradients = part.backward([q, k, v], outputs, l, starts);
+        let gradients = part.backward([q, k, v], outputs, l, first_keys);
         gradients.into_iter().zip(shapes).for_each(|(gradient, shape)| draw.output(gradient, shape));
     }),
     ("adamw", |draw| {
@@ -290,7 +290,7 @@ fn table(draw: &mut Draw, pairs: usize) -> (RopeTable, usize) {
     (RopeTable::new((0..t * pairs).map(|i| i as f64), 1.0, pairs, &Device::flex()), right)
 }
 
-fn starts(draw: &mut Draw, [b, t]: [usize; 2]) -> Option<Tensor<2, Int>> {
+fn first_keys(draw: &mut Draw, [b, t]: [usize; 2]) -> Option<Tensor<2, Int>> {
     draw.coin().then(|| draw.indices([b, t], |_, i| (i % t.max(1) / 2) as i64))
 }
 
@@ -309,5 +309,5 @@ fn part(draw: &mut Draw) -> (AttentionPart, [Tensor<4>; 3], Option<Tensor<2, Int
     let dropout = draw.coin().then(|| (p, DropoutKey::derive(1, 2, 3, 4), 1, 20));
     let part = AttentionPart { first: if own { [5, 5] } else { [5, 0] }, scale: 0.7, dropout };
     let qkv = [[b, heads, t, d], [b, kv_heads, s, d], [b, kv_heads, s, dv]].map(|shape| draw.plain(shape, dtype));
-    (part, qkv, starts(draw, [b, t]))
+    (part, qkv, first_keys(draw, [b, t]))
 }

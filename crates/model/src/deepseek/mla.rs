@@ -85,7 +85,7 @@ impl Mla {
         let (weight, device) = (self.kv_b_proj.weight.val(), k_rope.device());
         if cp.is_alone() {
             let kv = linear(gathered_rows(&latent), weight, None);
-            return latent_attention(q, kv, k_rope, &self.rope.first(t, &device), heads, scale, batch.starts());
+            return latent_attention(q, kv, k_rope, &self.rope.first(t, &device), heads, scale, batch.first_keys());
         }
         let positions: Vec<usize> = cp.chunks(t * cp.size()).into_iter().flatten().collect();
         let positions = self.rope.at(&positions, &device);
@@ -95,7 +95,7 @@ impl Mla {
         let q_bhtw = Tensor::cat(vec![q_bhtw.slice_dim(3, 0..nope), q_rope], 3);
         let k_rope = fused::rope(k_rope.reshape([b, 1, t, rope]), &positions).reshape([b, t, rope]);
         let keys = Keys::Latent { weight: weight.clone().inner(), heads, nope, rope };
-        let ring = Ring { cp: cp.clone(), keys, scale, starts: batch.starts().cloned(), dropout: None };
+        let ring = Ring { cp: cp.clone(), keys, scale, first_keys: batch.first_keys().cloned(), dropout: None };
         ring.forward(q_bhtw, Tensor::cat(vec![latent.x_btd, k_rope], 2), Some(weight))
     }
 

@@ -214,21 +214,21 @@ impl Gpt2Attention {
         let (head, n) = (d / self.n_head, heads.len());
         let scale = (head as f64).powf(-0.5);
         // The dropout mask depends on the length without padding.
-        let (starts, length) = (batch.starts(), t * parallel.sequences.cp.size() - batch.padding);
+        let (first_keys, length) = (batch.first_keys(), t * parallel.sequences.cp.size() - batch.padding);
         if parallel.sequences.cp.is_alone() {
             let dropped = dropped.map(|(p, key)| (p, key.at_index(heads.start * length * length)));
             if batch.padding == 0 {
-                return causal_self_attention(qkv, n, scale, dropped, starts);
+                return causal_self_attention(qkv, n, scale, dropped, first_keys);
             }
-            let starts = starts.map(|starts_bt| starts_bt.clone().slice_dim(1, 0..length));
+            let first_keys = first_keys.map(|first_keys_bt| first_keys_bt.clone().slice_dim(1, 0..length));
             let none = Tensor::zeros([b, batch.padding, n * head], (&qkv.device(), qkv.dtype()));
-            let y = causal_self_attention(qkv.slice_dim(1, 0..length), n, scale, dropped, starts.as_ref());
+            let y = causal_self_attention(qkv.slice_dim(1, 0..length), n, scale, dropped, first_keys.as_ref());
             return Tensor::cat(vec![y, none], 1);
         }
         let dropout = dropped.map(|(p, key)| (p, key, heads.start, length));
         let q_bhtd = qkv.clone().slice_dim(2, 0..n * head).reshape([b, t, n, head]).swap_dims(1, 2);
-        let (cp, starts) = (parallel.sequences.cp.clone(), starts.cloned());
-        let ring = Ring { cp, keys: Keys::Whole { heads: n }, scale, starts, dropout };
+        let (cp, first_keys) = (parallel.sequences.cp.clone(), first_keys.cloned());
+        let ring = Ring { cp, keys: Keys::Whole { heads: n }, scale, first_keys, dropout };
         ring.forward(q_bhtd, qkv.slice_dim(2, n * head..3 * n * head), None)
     }
 

@@ -48,7 +48,7 @@ pub(crate) struct Ring {
     /// Scale of the scores.
     pub scale: f64,
     /// The first position of the whole sequence that each query sees, `[b, t]`; `None` means 0.
-    pub starts: Option<Tensor<2, Int>>,
+    pub first_keys: Option<Tensor<2, Int>>,
     /// Dropout of the probabilities: probability, key, index of the first local head, and sequence length without
     /// padding.
     pub dropout: Option<(f64, DropoutKey, usize, usize)>,
@@ -92,7 +92,7 @@ impl Ring {
             let work = || {
                 let [k, v] = self.keys.of(here);
                 for (chunks, part) in self.parts(step, shape[1]) {
-                    let sum = part.forward(chunk(q, [&k, &v], &chunks), self.starts(&chunks[0].1));
+                    let sum = part.forward(chunk(q, [&k, &v], &chunks), self.first_keys(&chunks[0].1));
                     sums[chunks[0].0] = Some(merged(sums[chunks[0].0].take(), sum));
                 }
             };
@@ -123,8 +123,8 @@ impl Ring {
                     let [(i, queries), (j, _)] = chunks.clone();
                     let [y, d_y] = [y, d_y].map(|rows| rows.clone().slice_dim(1, queries.clone()));
                     let l = l.clone().slice_dim(2, queries.clone());
-                    let starts = self.starts(&queries);
-                    let gradients = part.backward(chunk(q, [&k, &v], &chunks), [y, d_y], l, starts);
+                    let first_keys = self.first_keys(&queries);
+                    let gradients = part.backward(chunk(q, [&k, &v], &chunks), [y, d_y], l, first_keys);
                     let [of_q, of_k, of_v] = gradients.map(|gradient| gradient.cast(DType::F32));
                     for (sum, gradient) in [(&mut d_q[i], of_q), (&mut d_k[j], of_k), (&mut d_v[j], of_v)] {
                         *sum = Some(sum.take().map_or(gradient.clone(), |sum| sum + gradient));
@@ -162,9 +162,9 @@ impl Ring {
         [flat(d_q), home, d_weight]
     }
 
-    /// The starts of these queries.
-    fn starts(&self, queries: &Range<usize>) -> Option<Tensor<2, Int>> {
-        self.starts.as_ref().map(|starts| starts.clone().slice_dim(1, queries.clone()))
+    /// The first keys of these queries.
+    fn first_keys(&self, queries: &Range<usize>) -> Option<Tensor<2, Int>> {
+        self.first_keys.as_ref().map(|first_keys| first_keys.clone().slice_dim(1, queries.clone()))
     }
 
     /// The pairs of query chunk and key chunk of a step, each with its index and local rows, in which the queries see

@@ -74,14 +74,15 @@ impl LlamaAttention {
         let positions: Vec<usize> = cp.chunks(t * cp.size()).into_iter().flatten().collect();
         let table = if cp.is_alone() { self.rope.first(t, &device) } else { self.rope.at(&positions, &device) };
         let [q, k, v] = self.projected([0; 3].map(|_| gathered_rows(&x)), heads, &table);
-        let (starts, width) = (batch.starts_within(self.window, &positions, b, &device), heads[0] * self.head_dim);
+        let (first_keys, width) =
+            (batch.first_keys_within(self.window, &positions, b, &device), heads[0] * self.head_dim);
         if cp.is_alone() {
             let [q, k, v] = [q, k, v].map(|x_bthw| x_bthw.swap_dims(1, 2));
-            return causal_attention(q, k, v, self.scale(), 0, starts.as_ref()).reshape([b, t, width]);
+            return causal_attention(q, k, v, self.scale(), 0, first_keys.as_ref()).reshape([b, t, width]);
         }
         let message = Tensor::cat(vec![k, v], 2).reshape([b, t, 2 * heads[1] * self.head_dim]);
         let keys = Keys::Whole { heads: heads[1] };
-        Ring { cp: cp.clone(), keys, scale: self.scale(), starts, dropout: None }.forward(
+        Ring { cp: cp.clone(), keys, scale: self.scale(), first_keys, dropout: None }.forward(
             q.swap_dims(1, 2),
             message,
             None,

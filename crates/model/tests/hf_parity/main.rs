@@ -87,8 +87,8 @@ fn documents_in_one_row_equal_transformers() {
 /// Packs tokens `[b, t]` into one row of b documents. A context-parallel rank keeps its part.
 fn in_one_row(tokens_bt: Tensor<2, Int>, context: &ContextParallel) -> (Tensor<2, Int>, MicroBatch) {
     let [b, t] = tokens_bt.dims();
-    let starts = (0..b * t).map(|i| (i / t * t) as i32).collect();
-    let documents = Documents::new(starts, b * t, context, &tokens_bt.device());
+    let first_keys = (0..b * t).map(|i| (i / t * t) as i32).collect();
+    let documents = Documents::new(first_keys, b * t, context, &tokens_bt.device());
     let batch = MicroBatch { documents: Some(documents), ..MicroBatch::default() };
     (context.own(tokens_bt.reshape([1, b * t]), 1), batch)
 }

@@ -68,8 +68,8 @@ impl Body {
 /// except for the vector size, which is fixed for tensor cores.
 macro_rules! launch {
     ($module:ident::$kernel:ident, $body:expr, $problem:expr, $grid:expr, buffers: [$($buffer:expr),*], rows: [$($strides_of:expr),*]) => {{
-        let Problem { heads, t, s, rule, q, k, v, k_rope, table: [cos, sin], starts, .. } = $problem;
-        let starts = if $problem.documents() { starts.clone() } else { empty(starts, [1], DType::I32) };
+        let Problem { heads, t, s, rule, q, k, v, k_rope, table: [cos, sin], first_keys, .. } = $problem;
+        let first_keys = if $problem.documents() { first_keys.clone() } else { empty(first_keys, [1], DType::I32) };
         let (count, dim) = $body.grid($problem, $grid);
         let addresses = address_type([&q.tensor, &k.tensor, &v.tensor]);
         let dtype = dtype_to_elem_type(q.tensor.dtype);
@@ -80,7 +80,7 @@ macro_rules! launch {
                 Body::Simt(shape, vector) => simt::$module::$kernel::launch_unchecked(
                     &q.tensor.client, count, dim, addresses, *vector,
                     q.arg(), k.arg(), v.arg(), k_rope.arg(), cos.clone().elements(), sin.clone().elements(),
-                    starts.elements(),
+                    first_keys.elements(),
                     $($buffer.clone().elements(),)*
                     q.strides_of(), k.strides_of(), v.strides_of(), k_rope.strides_of(), $($strides_of.strides_of(),)*
                     rule_launch([*heads, $problem.group(), *t, *s], *rule), *shape, dtype,
@@ -88,7 +88,7 @@ macro_rules! launch {
                 Body::Mma(shape) => mma::$module::$kernel::launch_unchecked(
                     &q.tensor.client, count, dim, addresses,
                     q.arg(), k.arg(), v.arg(), k_rope.arg(), cos.clone().elements(), sin.clone().elements(),
-                    starts.elements(),
+                    first_keys.elements(),
                     $($buffer.clone().elements(),)*
                     q.strides_of(), k.strides_of(), v.strides_of(), k_rope.strides_of(), $($strides_of.strides_of(),)*
                     rule_launch([*heads, $problem.group(), *t, *s], *rule), *shape, dtype,

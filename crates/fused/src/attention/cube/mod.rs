@@ -61,7 +61,7 @@ struct Problem {
     k_rope: Rows,
     table: [CubeTensor; 2],
     /// The first key that each query sees, `[b, t]`, i32. Empty if all queries see keys from the first on.
-    starts: CubeTensor,
+    first_keys: CubeTensor,
 }
 
 /// The further inputs of the backward, and the gradients that it sets.
@@ -79,7 +79,7 @@ struct Backward {
 impl Problem {
     /// Whether documents are masked, so that a query may see only some of the keys before it.
     fn documents(&self) -> bool {
-        self.starts.meta.num_elements() > 0
+        self.first_keys.meta.num_elements() > 0
     }
 
     fn is_empty(&self) -> bool {
@@ -126,20 +126,20 @@ impl AttentionOps for CubeBackend {
         q: CubeTensor,
         k: CubeTensor,
         v: CubeTensor,
-        starts: CubeTensor,
+        first_keys: CubeTensor,
         rule: AttentionRule,
     ) -> (CubeTensor, CubeTensor) {
-        separate([q, k, v], starts, rule).forward()
+        separate([q, k, v], first_keys, rule).forward()
     }
 
     fn fused_self_attention(
         qkv: CubeTensor,
-        starts: CubeTensor,
+        first_keys: CubeTensor,
         heads: usize,
         rule: AttentionRule,
     ) -> (CubeTensor, CubeTensor) {
         let [b, t, width] = qkv.shape().dims();
-        let (y, l) = of_one_product(qkv, starts, heads, rule).forward();
+        let (y, l) = of_one_product(qkv, first_keys, heads, rule).forward();
         (reshaped(y, [b, t, width / 3]), l)
     }
 
@@ -149,11 +149,11 @@ impl AttentionOps for CubeBackend {
         k_rope: CubeTensor,
         cos: CubeTensor,
         sin: CubeTensor,
-        starts: CubeTensor,
+        first_keys: CubeTensor,
         rule: LatentRule,
     ) -> (CubeTensor, CubeTensor) {
         let [b, t, _] = q.shape().dims();
-        let (y, l) = latent([q, kv, k_rope], [cos, sin], starts, rule).forward();
+        let (y, l) = latent([q, kv, k_rope], [cos, sin], first_keys, rule).forward();
         (reshaped(y, [b, t, rule.heads * rule.v]), l)
     }
 }
@@ -167,10 +167,10 @@ impl AttentionBackwardOps for CubeBackend {
         y: CubeTensor,
         l: CubeTensor,
         d_y: CubeTensor,
-        starts: CubeTensor,
+        first_keys: CubeTensor,
         rule: AttentionRule,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
-        let problem = separate([q, k, v], starts, rule);
+        let problem = separate([q, k, v], first_keys, rule);
         let Problem { b, heads, kv_heads, t, s, widths, .. } = problem;
         let sizes = [(t, heads, widths.nope), (s, kv_heads, widths.nope), (s, kv_heads, widths.v)];
         let gradients = sizes.map(|(rows, heads, width)| {
@@ -192,12 +192,12 @@ impl AttentionBackwardOps for CubeBackend {
         y: CubeTensor,
         l: CubeTensor,
         d_y: CubeTensor,
-        starts: CubeTensor,
+        first_keys: CubeTensor,
         heads: usize,
         rule: AttentionRule,
     ) -> CubeTensor {
         let gradient = empty::<3>(&qkv, qkv.shape().dims(), qkv.dtype);
-        of_one_product(qkv, starts, heads, rule).backward([y, d_y], l, three(&gradient, heads));
+        of_one_product(qkv, first_keys, heads, rule).backward([y, d_y], l, three(&gradient, heads));
         gradient
     }
 
@@ -210,11 +210,11 @@ impl AttentionBackwardOps for CubeBackend {
         y: CubeTensor,
         l: CubeTensor,
         d_y: CubeTensor,
-        starts: CubeTensor,
+        first_keys: CubeTensor,
         rule: LatentRule,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
         let [d_q, d_kv] = [&q, &kv].map(|x| empty::<3>(x, x.shape().dims(), x.dtype));
-        let problem = latent([q, kv, k_rope], [cos, sin], starts, rule);
+        let problem = latent([q, kv, k_rope], [cos, sin], first_keys, rule);
         let [d_k, d_v] = two(&d_kv, problem.t, rule);
         let to_q = Rows::by_position(&d_q, [problem.t, rule.heads, rule.nope + rule.rope], 0);
         let of_heads = problem.backward([y, d_y], l, [to_q, d_k, d_v]);
@@ -223,9 +223,9 @@ impl AttentionBackwardOps for CubeBackend {
     }
 }
 
-/// Makes starts contiguous: kernels index them across all sequences, whose rows a device may lay out with gaps.
-fn lying_together(starts: CubeTensor) -> CubeTensor {
-    if starts.meta.num_elements() == 0 { starts } else { contiguous(starts, DType::I32) }
+/// Makes first keys contiguous: kernels index them across all sequences, whose rows a device may lay out with gaps.
+fn lying_together(first_keys: CubeTensor) -> CubeTensor {
+    if first_keys.meta.num_elements() == 0 { first_keys } else { contiguous(first_keys, DType::I32) }
 }
 
 /// The problem of queries, keys and values of these widths without a rotated part.
@@ -233,7 +233,7 @@ fn unrotated(
     [b, heads, kv_heads, t, s]: [usize; 5],
     [nope, width]: [usize; 2],
     [q, k, v]: [Rows; 3],
-    starts: CubeTensor,
+    first_keys: CubeTensor,
     rule: AttentionRule,
 ) -> Problem {
     let none = empty(&q.tensor, [1], DType::F32);
@@ -251,18 +251,18 @@ fn unrotated(
         v,
         k_rope,
         table,
-        starts: lying_together(starts),
+        first_keys: lying_together(first_keys),
     }
 }
 
 /// The problem of separate queries, keys and values, used in place if the elements of each row are contiguous.
-fn separate([q, k, v]: [CubeTensor; 3], starts: CubeTensor, rule: AttentionRule) -> Problem {
+fn separate([q, k, v]: [CubeTensor; 3], first_keys: CubeTensor, rule: AttentionRule) -> Problem {
     let ([b, heads, t, nope], [_, kv_heads, s, width]) = (q.shape().dims(), v.shape().dims());
     let [q, k, v] = [q, k, v].map(|x| {
         let x = if x.meta.strides()[3] == 1 { x } else { into_contiguous(x) };
         Rows::by_head(x)
     });
-    unrotated([b, heads, kv_heads, t, s], [nope, width], [q, k, v], starts, rule)
+    unrotated([b, heads, kv_heads, t, s], [nope, width], [q, k, v], first_keys, rule)
 }
 
 /// Queries, keys and values in a contiguous `[b, t, 3, heads, d]`.
@@ -272,10 +272,10 @@ fn three(qkv: &CubeTensor, heads: usize) -> [Rows; 3] {
     [0, 1, 2].map(|i| Rows { tensor: qkv.clone(), first: i * heads * d, strides: [t * width, d, width] })
 }
 
-fn of_one_product(qkv: CubeTensor, starts: CubeTensor, heads: usize, rule: AttentionRule) -> Problem {
+fn of_one_product(qkv: CubeTensor, first_keys: CubeTensor, heads: usize, rule: AttentionRule) -> Problem {
     let [b, t, width] = qkv.shape().dims();
     let d = width / 3 / heads;
-    unrotated([b, heads, heads, t, t], [d, d], three(&into_contiguous(qkv), heads), starts, rule)
+    unrotated([b, heads, heads, t, t], [d, d], three(&into_contiguous(qkv), heads), first_keys, rule)
 }
 
 /// Keys and values, or their gradients, in a contiguous `[b, t, heads (nope + v)]`.
@@ -283,7 +283,12 @@ fn two(kv: &CubeTensor, t: usize, rule: LatentRule) -> [Rows; 2] {
     [0, rule.nope].map(|column| Rows::by_position(kv, [t, rule.heads, rule.nope + rule.v], column))
 }
 
-fn latent([q, kv, k_rope]: [CubeTensor; 3], table: [CubeTensor; 2], starts: CubeTensor, rule: LatentRule) -> Problem {
+fn latent(
+    [q, kv, k_rope]: [CubeTensor; 3],
+    table: [CubeTensor; 2],
+    first_keys: CubeTensor,
+    rule: LatentRule,
+) -> Problem {
     let [b, t, _] = q.shape().dims();
     let [q, kv, k_rope] = [q, kv, k_rope].map(into_contiguous);
     let LatentRule { heads, nope, rope, v: width, attention } = rule;
@@ -292,8 +297,8 @@ fn latent([q, kv, k_rope]: [CubeTensor; 3], table: [CubeTensor; 2], starts: Cube
     let k_rope = Rows { tensor: k_rope, first: 0, strides: [t * rope, 0, rope] };
     let table = table.map(|table| contiguous(table, DType::F32));
     let widths = Widths { nope, rope, v: width };
-    let starts = lying_together(starts);
-    Problem { b, heads, kv_heads: heads, t, s: t, widths, rule: attention, q, k, v, k_rope, table, starts }
+    let first_keys = lying_together(first_keys);
+    Problem { b, heads, kv_heads: heads, t, s: t, widths, rule: attention, q, k, v, k_rope, table, first_keys }
 }
 
 /// Gives a contiguous tensor another shape.

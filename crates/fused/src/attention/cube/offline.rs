@@ -50,11 +50,11 @@ macro_rules! cases {
     ($body:ident, $name:expr, $dim:expr, $($known:expr),*) => {
         [
             case!($body, forward::attention_forward, AttentionForward, $name, $dim,
-                [q k v k_rope cos sin starts y l], [q k v k_rope y], $($known),*),
+                [q k v k_rope cos sin first_keys y l], [q k v k_rope y], $($known),*),
             case!($body, dkv::attention_dkv, AttentionDkv, $name, $dim,
-                [q k v k_rope cos sin starts d_y l delta d_k d_v d_k_rope], [q k v k_rope y d_k d_v], $($known),*),
+                [q k v k_rope cos sin first_keys d_y l delta d_k d_v d_k_rope], [q k v k_rope y d_k d_v], $($known),*),
             case!($body, dq::attention_dq, AttentionDq, $name, $dim,
-                [q k v k_rope cos sin starts d_y l delta d_q], [q k v k_rope y d_q], $($known),*),
+                [q k v k_rope cos sin first_keys d_y l delta d_q], [q k v k_rope y d_q], $($known),*),
         ]
     };
 }

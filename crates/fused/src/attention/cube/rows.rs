@@ -113,10 +113,10 @@ impl Widths {
 
 /// The first key that query `i` sees.
 #[cube]
-pub(super) fn first_key(starts: &[i32], i: usize, rule: &Rule, #[comptime] documents: bool) -> usize {
+pub(super) fn first_key(first_keys: &[i32], i: usize, rule: &Rule, #[comptime] documents: bool) -> usize {
     let mut first = 0usize.runtime();
     if comptime!(documents) {
-        first = u32::cast_from(starts[CUBE_POS_Z as usize * rule.t + min(i, rule.t - 1)]) as usize;
+        first = u32::cast_from(first_keys[CUBE_POS_Z as usize * rule.t + min(i, rule.t - 1)]) as usize;
     }
     first
 }

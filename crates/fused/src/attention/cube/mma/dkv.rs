@@ -14,7 +14,7 @@ pub fn attention_dkv<F: Float>(
     k_rope: &[Eight<F>],
     cos: &[f32],
     sin: &[f32],
-    starts: &[i32],
+    first_keys: &[i32],
     d_y: &[Eight<F>],
     l: &[f32],
     delta: &[f32],
@@ -59,7 +59,7 @@ pub fn attention_dkv<F: Float>(
         let head = kv_head * rule.group + member;
         let start = rule.start(head);
         let mut query = rule.first_query(key) / TILE * TILE;
-        while query < rule.t && first_key(starts, query, &rule, comptime!(shape.documents)) < key + TILE {
+        while query < rule.t && first_key(first_keys, query, &rule, comptime!(shape.documents)) < key + TILE {
             stage(q, &q_strides, head, query, rule.t, &mut q_tile, comptime!(shape.whole()));
             stage(d_y, &y_strides, head, query, rule.t, &mut d_y_tile, comptime!(shape.values()));
             stage_statistics(l, delta, &mut statistics, head, query, &rule, TILE);
@@ -83,7 +83,7 @@ pub fn attention_dkv<F: Float>(
                     #[unroll]
                     for e in 0..2usize {
                         let column = from + lane_column + comptime!(i / 2 * 8 + e);
-                        let first_key = first_key(starts, query + column, &rule, comptime!(shape.documents));
+                        let first_key = first_key(first_keys, query + column, &rule, comptime!(shape.documents));
                         let (of_p, of_d_s) = probability(
                             s[i].extract(e),
                             d_p[i].extract(e),

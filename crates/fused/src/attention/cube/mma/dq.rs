@@ -15,7 +15,7 @@ pub fn attention_dq<F: Float>(
     k_rope: &[Eight<F>],
     cos: &[f32],
     sin: &[f32],
-    starts: &[i32],
+    first_keys: &[i32],
     d_y: &[Eight<F>],
     l: &[f32],
     delta: &[f32],
@@ -64,7 +64,7 @@ pub fn attention_dq<F: Float>(
 
     let start = rule.start(head);
     let keys = rule.keys(query + TILE);
-    let mut key = first_key(starts, query, &rule, comptime!(shape.documents)) / TILE * TILE;
+    let mut key = first_key(first_keys, query, &rule, comptime!(shape.documents)) / TILE * TILE;
     while key < keys {
         stage(k, &k_strides, kv_head, key, rule.s, &mut k_tile, comptime!(shape.nope()));
         stage(v, &v_strides, kv_head, key, rule.s, &mut v_tile, comptime!(shape.values()));
@@ -84,7 +84,7 @@ pub fn attention_dq<F: Float>(
             #[unroll]
             for i in 0..comptime!(CHUNK / 4) {
                 let half = comptime!(i % 2);
-                let first = first_key(starts, row + comptime!(8 * half), &rule, comptime!(shape.documents));
+                let first = first_key(first_keys, row + comptime!(8 * half), &rule, comptime!(shape.documents));
                 let (first, behind) = rule.seen(row + comptime!(8 * half), first, key + from + lane_column);
                 let mut of_pair = Two::<f32>::empty();
                 #[unroll]

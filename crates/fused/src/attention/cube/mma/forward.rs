@@ -13,7 +13,7 @@ pub fn attention_forward<F: Float>(
     k_rope: &[Eight<F>],
     cos: &[f32],
     sin: &[f32],
-    starts: &[i32],
+    first_keys: &[i32],
     y: &mut [Two<F>],
     l: &mut [f32],
     q_strides: Strides,
@@ -53,7 +53,7 @@ pub fn attention_forward<F: Float>(
 
     let start = rule.start(head);
     let keys = rule.keys(query + TILE);
-    let mut key = first_key(starts, query, &rule, comptime!(shape.documents)) / TILE * TILE;
+    let mut key = first_key(first_keys, query, &rule, comptime!(shape.documents)) / TILE * TILE;
     while key < keys {
         stage(k, &k_strides, kv_head, key, rule.s, &mut k_tile, comptime!(shape.nope()));
         stage(v, &v_strides, kv_head, key, rule.s, &mut v_tile, comptime!(shape.values()));
@@ -68,7 +68,7 @@ pub fn attention_forward<F: Float>(
         #[unroll]
         for half in 0..2usize {
             let row = query + plane_row() + lane_row + comptime!(8 * half);
-            let first = first_key(starts, row, &rule, comptime!(shape.documents));
+            let first = first_key(first_keys, row, &rule, comptime!(shape.documents));
             let (first, behind) = rule.seen(row, first, key + lane_column);
             let mut most = largest[half];
             #[unroll]

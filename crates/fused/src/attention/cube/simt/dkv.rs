@@ -21,7 +21,7 @@ pub fn attention_dkv<F: Float, N: Size>(
     k_rope: &[Vector<F, N>],
     cos: &[f32],
     sin: &[f32],
-    starts: &[i32],
+    first_keys: &[i32],
     d_y: &[Vector<F, N>],
     l: &[f32],
     delta: &[f32],
@@ -67,7 +67,7 @@ pub fn attention_dkv<F: Float, N: Size>(
         let head = kv_head * rule.group + member;
         let start = rule.start(head);
         let mut query = rule.first_query(key) / tile * tile;
-        while query < rule.t && first_key(starts, query, &rule, comptime!(shape.documents)) < key + tile {
+        while query < rule.t && first_key(first_keys, query, &rule, comptime!(shape.documents)) < key + tile {
             stage(q, &q_strides, head, query, rule.t, &mut q_tile, comptime!(shape.whole(widths.qk())));
             stage(d_y, &y_strides, head, query, rule.t, &mut d_y_tile, comptime!(shape.whole(widths.v)));
             stage_statistics(l, delta, &mut statistics, head, query, &rule, tile);
@@ -79,7 +79,7 @@ pub fn attention_dkv<F: Float, N: Size>(
             multiply(&q_tile, &k_tile, &mut p, &q_tile, comptime!(shape.scores_of(widths.qk())));
             multiply(&d_y_tile, &v_tile, &mut d_s, &d_y_tile, comptime!(shape.scores_of(widths.v)));
             sync_cube();
-            probabilities(&mut p, &mut d_s, &statistics, Corner { query, key }, starts, &rule, start, shape);
+            probabilities(&mut p, &mut d_s, &statistics, Corner { query, key }, first_keys, &rule, start, shape);
             sync_cube();
             multiply(&p, &d_y_tile, &mut d_v_tile, &p, comptime!(shape.times_scores(widths.v, true, Sum::Add)));
             multiply(&d_s, &q_tile, &mut d_k_tile, &p, comptime!(shape.times_scores(widths.qk(), true, Sum::Add)));

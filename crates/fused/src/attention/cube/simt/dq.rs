@@ -16,7 +16,7 @@ pub fn attention_dq<F: Float, N: Size>(
     k_rope: &[Vector<F, N>],
     cos: &[f32],
     sin: &[f32],
-    starts: &[i32],
+    first_keys: &[i32],
     d_y: &[Vector<F, N>],
     l: &[f32],
     delta: &[f32],
@@ -56,7 +56,7 @@ pub fn attention_dq<F: Float, N: Size>(
 
     let start = rule.start(head);
     let keys = rule.keys(query + tile);
-    let mut key = first_key(starts, query, &rule, comptime!(shape.documents)) / tile * tile;
+    let mut key = first_key(first_keys, query, &rule, comptime!(shape.documents)) / tile * tile;
     while key < keys {
         stage(k, &k_strides, kv_head, key, rule.s, &mut k_tile, comptime!(shape.nope()));
         stage(v, &v_strides, kv_head, key, rule.s, &mut v_tile, comptime!(shape.whole(widths.v)));
@@ -69,7 +69,7 @@ pub fn attention_dq<F: Float, N: Size>(
         multiply(&q_tile, &k_tile, &mut p, &q_tile, comptime!(shape.scores_of(widths.qk())));
         multiply(&d_y_tile, &v_tile, &mut d_s, &d_y_tile, comptime!(shape.scores_of(widths.v)));
         sync_cube();
-        probabilities(&mut p, &mut d_s, &statistics, Corner { query, key }, starts, &rule, start, shape);
+        probabilities(&mut p, &mut d_s, &statistics, Corner { query, key }, first_keys, &rule, start, shape);
         sync_cube();
         multiply(&d_s, &k_tile, &mut d_q_tile, &p, comptime!(shape.times_scores(widths.qk(), false, Sum::Add)));
         sync_cube();

@@ -34,7 +34,7 @@ pub fn attention_forward<F: Float, N: Size>(
     k_rope: &[Vector<F, N>],
     cos: &[f32],
     sin: &[f32],
-    starts: &[i32],
+    first_keys: &[i32],
     y: &mut [Vector<F, N>],
     l: &mut [f32],
     q_strides: Strides,
@@ -79,7 +79,7 @@ pub fn attention_forward<F: Float, N: Size>(
 
     let start = rule.start(head);
     let keys = rule.keys(query + tile);
-    let mut key = first_key(starts, query, &rule, comptime!(shape.documents)) / tile * tile;
+    let mut key = first_key(first_keys, query, &rule, comptime!(shape.documents)) / tile * tile;
     while key < keys {
         stage(k, &k_strides, kv_head, key, rule.s, &mut k_tile, comptime!(shape.nope()));
         stage(v, &v_strides, kv_head, key, rule.s, &mut v_tile, comptime!(shape.whole(widths.v)));
@@ -91,7 +91,7 @@ pub fn attention_forward<F: Float, N: Size>(
         sync_cube();
         multiply(&q_tile, &k_tile, &mut scores, &q_tile, comptime!(shape.scores_of(widths.qk())));
         sync_cube();
-        softmax(&mut scores, &mut statistics, Corner { query, key }, starts, &rule, start, shape);
+        softmax(&mut scores, &mut statistics, Corner { query, key }, first_keys, &rule, start, shape);
         multiply(
             &scores,
             &v_tile,
@@ -128,7 +128,7 @@ fn softmax(
     scores: &mut [f32],
     statistics: &mut Statistics,
     corner: Corner,
-    starts: &[i32],
+    first_keys: &[i32],
     rule: &Rule,
     start: u64,
     #[comptime] shape: Shape,
@@ -137,7 +137,7 @@ fn softmax(
     let mut i = UNIT_POS as usize;
     while i < comptime!(tile * PARTS) {
         let (r, part) = (i / PARTS, i % PARTS);
-        let first = first_key(starts, corner.query + r, rule, comptime!(shape.documents));
+        let first = first_key(first_keys, corner.query + r, rule, comptime!(shape.documents));
         let (first, behind) = rule.seen(corner.query + r, first, corner.key + part);
         let mut largest = f32::min_value();
         for step in 0..comptime!(tile / PARTS) {
@@ -155,7 +155,7 @@ fn softmax(
     while i < comptime!(tile * PARTS) {
         let (r, part) = (i / PARTS, i % PARTS);
         let largest = largest(&*statistics, r);
-        let first = first_key(starts, corner.query + r, rule, comptime!(shape.documents));
+        let first = first_key(first_keys, corner.query + r, rule, comptime!(shape.documents));
         let (first, behind) = rule.seen(corner.query + r, first, corner.key + part);
         let mut total = 0.0f32;
         for step in 0..comptime!(tile / PARTS) {

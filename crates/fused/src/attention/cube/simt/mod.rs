@@ -300,7 +300,7 @@ fn probabilities(
     gradients: &mut [f32],
     statistics: &[f32],
     corner: Corner,
-    starts: &[i32],
+    first_keys: &[i32],
     rule: &Rule,
     start: u64,
     #[comptime] shape: Shape,
@@ -309,7 +309,7 @@ fn probabilities(
     let mut i = UNIT_POS as usize;
     while i < comptime!(tile * PARTS) {
         let (r, part) = (i / PARTS, i % PARTS);
-        let first = first_key(starts, corner.query + r, rule, comptime!(shape.documents));
+        let first = first_key(first_keys, corner.query + r, rule, comptime!(shape.documents));
         let (first, behind) = rule.seen(corner.query + r, first, corner.key + part);
         let (l, delta) = (statistics[r], statistics[tile + r]);
         for step in 0..comptime!(tile / PARTS) {
