@@ -15,5 +15,7 @@ if ! cargo "+$toolchain" miri --version >/dev/null 2>&1; then
     exit 1
 fi
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/miri MIRIFLAGS="-Zmiri-disable-isolation ${MIRIFLAGS:-}"
-cargo "+$toolchain" miri test --locked --package cpu --lib --test memory
+# The profile of `cpu` has no checks, for speed.
+checked=(--config profile.dev.package.cpu.debug-assertions=true --config profile.dev.package.cpu.overflow-checks=true)
+cargo "+$toolchain" miri test --locked "${checked[@]}" --package cpu --lib --test memory
 cargo "+$toolchain" miri test --locked --package checkpoint --lib region

@@ -28,8 +28,10 @@ for argument in "$@"; do
 done
 [[ ${#tools[@]} -gt 0 ]] || tools=(address thread memcheck)
 
-checked=(--config profile.dev.package.cpu.debug-assertions=true --config profile.dev.package.cpu.overflow-checks=true)
-alone=(test --locked "${checked[@]}" --package cpu --lib --test memory)
+# Level 3 may remove a faulty access before a tool sees it.
+checked=(--config profile.dev.package.cpu.debug-assertions=true --config profile.dev.package.cpu.overflow-checks=true
+    --config profile.dev.package.cpu.opt-level=1)
+of_cpu=(test --locked "${checked[@]}" --package cpu --lib --test memory)
 host=$(rustc -vV | sed -n 's/^host: //p')
 instrumented_std=()
 if [[ -d $(rustc --print sysroot)/lib/rustlib/src/rust/library ]]; then
@@ -56,8 +58,8 @@ for tool in "${tools[@]}"; do
         if grep -qw avx512f /proc/cpuinfo; then
             say "this processor has AVX-512, which valgrind has not: it hides it from the program, which takes AVX2"
         fi
-        CARGO_TARGET_DIR=$base/memcheck cargo "${alone[@]}" --no-run
-        CARGO_TARGET_DIR=$base/memcheck cargo "${alone[@]}" --no-run --message-format=json 2>/dev/null |
+        CARGO_TARGET_DIR=$base/memcheck cargo "${of_cpu[@]}" --no-run
+        CARGO_TARGET_DIR=$base/memcheck cargo "${of_cpu[@]}" --no-run --message-format=json 2>/dev/null |
             python3 -c 'import json, sys; print(*filter(None, (json.loads(line).get("executable") for line in sys.stdin)), sep="\n")' |
             while read -r program; do
                 say "memcheck: $program"
@@ -65,7 +67,7 @@ for tool in "${tools[@]}"; do
             done
         continue
     fi
-    sanitized "$tool" "${alone[@]}"
+    sanitized "$tool" "${of_cpu[@]}"
     [[ -z $all ]] || sanitized "$tool" test --locked --package cpu --package fused --package moe --package comm
 done
 say "no errors in ${tools[*]}"

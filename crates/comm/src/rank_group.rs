@@ -45,7 +45,7 @@ impl RankGroup {
         }
     }
 
-    /// Combines the ranks' numbers outside of any graph.
+    /// Combines the ranks' numbers outside of any graph. After a failure, they are zeros.
     pub fn all_reduce(&self, x_n: Tensor<1>, how: Reduce) -> Tensor<1> {
         let Some((comm, first_error)) = &self.ranks else { return x_n };
         let len = x_n.dims()[0];

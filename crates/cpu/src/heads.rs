@@ -40,7 +40,7 @@ impl<'a, T: Element> View<'a, T> {
     }
 }
 
-/// The same for memory to write; each task writes the rows of its own heads.
+/// Rows of heads to write, in place; each task writes the rows of its own heads.
 #[derive(Clone, Copy)]
 pub struct Target<T> {
     first: *mut T,
@@ -48,7 +48,7 @@ pub struct Target<T> {
     width: usize,
 }
 
-// SAFETY: tasks write rows of different heads.
+// SAFETY: by the contract of `new`, threads write rows of different heads.
 unsafe impl<T: Element> Sync for Target<T> {}
 
 impl<T: Element> Target<T> {
@@ -56,6 +56,7 @@ impl<T: Element> Target<T> {
     ///
     /// # Safety
     /// All rows must lie in memory that is valid for writes while the target is used, and no two of them may overlap.
+    /// The methods may be called for places of these rows only, and for each head by one thread at a time.
     pub unsafe fn new(first: *mut T, strides: [usize; 3], width: usize) -> Self {
         Self { first, strides, width }
     }
@@ -84,13 +85,13 @@ impl<T: Element> Target<T> {
         assert!(values.len() == self.width);
         let to = self.place(place, row);
         for (i, value) in values.iter().enumerate() {
-            // SAFETY: the row is in bounds, and only this task writes it.
+            // SAFETY: by the contract of `new`, the row is in bounds and only this thread writes it.
             unsafe { to.add(i).write(T::from_f32(*value)) }
         }
     }
 
     fn place(&self, [b, head]: [usize; 2], row: usize) -> *mut T {
-        // SAFETY: the position is in bounds.
+        // SAFETY: by the contract of `new`, the position is in bounds.
         unsafe { self.first.add(b * self.strides[0] + head * self.strides[1] + row * self.strides[2]) }
     }
 }

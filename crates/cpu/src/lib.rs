@@ -1,9 +1,9 @@
-//! What operations on the CPU are made of: matrix products, loops on all cores, and vector instructions.
+//! Building blocks of CPU operations: matrix products, loops on all cores, and vector instructions.
 //!
 //! Use it to write an operation in plain Rust. It knows slices, not tensors, and does not depend on Burn; `fused` and
 //! `moe` make operations of Burn's backends from it. For the products of a model call those, which have gradients and
-//! run on devices, too. It is not a library of linear algebra: there is nothing but products of dense matrices in f32,
-//! bf16 and f16, with sums in f32.
+//! run on devices, too. It is not a library of linear algebra: it has only products of dense matrices in f32, bf16
+//! and f16, with sums in f32.
 //!
 //! | module or item | what it is |
 //! |---|---|

@@ -5,9 +5,10 @@
 //! products, such compositions take most of a training step.
 //!
 //! Each operation is a module that holds its formula, the CPU loop over rows (vectorized for the processor and spread
-//! over its cores with [`cpu`]) and the GPU kernel. It declares the operation as an extension of Burn's backends, in two
-//! traits: one that the tape records, and one of its gradients. Where a backend is not among
-//! those that the traits list, a call does not compile, or panics; nothing falls back silently to a composition.
+//! over its cores with [`cpu`]) and the GPU kernel. It declares the operation as an extension of Burn's backends: in one
+//! trait that the tape records and, if the gradient has kernels of its own, in a second one without `Autodiff`. Where a
+//! backend is not among those that the traits list, a call does not compile, or panics; nothing falls back silently to a
+//! composition.
 //! Operations take f32, bf16 and f16, compute in f32 and round once. Numbers called statistics are f32 in any case.
 //!
 //! | function | formula | kept for the backward |

@@ -15,8 +15,7 @@ use serde_json::Value;
 /// A configuration key and its value.
 pub type Size = (&'static str, usize);
 
-/// A model of some family, known by its configuration. Only [`units`](Self::units) creates
-/// modules.
+/// A model of some family, known by its configuration. Only [`units`](Self::units) creates modules.
 pub trait Family {
     /// Number of blocks, without embedding and head.
     fn blocks(&self) -> usize;
@@ -77,7 +76,10 @@ pub trait Family {
     /// Bytes that each call receives in its own collectives.
     fn traffic(&self, workload: &Workload) -> Vec<CallTraffic>;
 
-    /// The path of the selection bias of a layer with experts, if the family's experts have one.
+    /// The path of the selection bias of a layer with experts.
+    ///
+    /// # Panics
+    /// If the family has no experts.
     fn selection_bias(&self, layer: usize) -> String {
         unreachable!("layer {layer}: a model without experts has no selection bias")
     }

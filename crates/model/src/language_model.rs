@@ -1,14 +1,15 @@
-//! What every model can do, and the little that its family writes for it.
+//! [`LanguageModel`], what every model can do, and [`Decoder`], which a family implements for it.
 
 use crate::{Batch, Cache, Chunk, LayerCache, MicroBatch, Targets, Training};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor, TensorData};
 use fsdp::{Calls, Loss};
 
-/// A decoder as its family writes it. [`LanguageModel`] follows from it, and so does sharded training: both run the
+/// A decoder as its family implements it. [`LanguageModel`] follows from it, and so does sharded training: both run the
 /// same list of calls.
 pub trait Decoder: Module + 'static {
-    /// The calls of a forward: the embedding, each block, and from there to the loss.
+    /// The calls of a forward: one for the embedding, one for each of the [`blocks`](Self::blocks), and those from there
+    /// to the loss. [`LanguageModel::hidden`] runs the first `1 + blocks()`.
     fn calls(&self, training: &Training) -> Calls<Self, Batch>;
 
     /// Number of blocks.

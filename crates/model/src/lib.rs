@@ -1,12 +1,12 @@
 //! GPT-2, Llama and DeepSeek (MLA + MoE) as Burn modules, and their weights in Hugging Face's format.
 //!
 //! A model is a module with public parts and a forward on one device: `model.logits(tokens)` needs no communicator. Its
-//! family writes a [`Decoder`], whose list of calls both this forward and sharded training run. A part that holds a
+//! family implements [`Decoder`], whose list of calls both this forward and sharded training run. A part that holds a
 //! rank's shard of the parameters computes its rows of the sequences together with the ranks in its [`Parallel`].
 //!
 //! A [`Family`] knows everything else about its models: parameters ([`ParameterSpec`]: shape, initial values, how ranks
-//! split it), sharding units, what each call costs, limits, and Hugging Face's names. [`ModelConfig`] is the only list
-//! of families.
+//! split it), what each call costs, limits, and Hugging Face's names. [`ModelConfig`] and [`AnyModel`] are
+//! the only list of families.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};

@@ -1,4 +1,4 @@
-//! The only list of model families.
+//! The only list of model families: [`ModelConfig`] and [`AnyModel`].
 
 use crate::family::{Family, Size};
 use crate::hf::{Folder, HfError, SourceOf};
@@ -56,10 +56,7 @@ impl ModelConfig {
         }
     }
 
-    /// A model whose parameters are not set yet.
-    ///
-    /// # Panics
-    /// If the family needs experts and `moe` is `None`.
+    /// A model whose parameters are not set yet. Without `moe`, a DeepSeek has experts with their defaults.
     pub fn model(&self, moe: Option<&MoeConfig>, device: &Device) -> AnyModel {
         match self {
             Self::Gpt2(shape) => AnyModel::Gpt2(Gpt2::new(shape, device)),

@@ -23,12 +23,16 @@ pub fn largest<T: Copy + Into<f64>>(values: &[T], least: f64) -> f64 {
     values.iter().fold(least, |largest, value| largest.max((*value).into().abs()))
 }
 
-/// Returns the largest difference of two numbers at the same place.
+/// Returns the largest difference of two numbers at the same place; NaN if there is one.
 ///
 /// # Panics
 /// If one slice is longer than the other.
 #[track_caller]
 pub fn worst(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len(), "number of values");
-    found.iter().zip(expected).map(|(found, expected)| (found - expected).abs()).fold(0.0, f32::max)
+    found
+        .iter()
+        .zip(expected)
+        .map(|(found, expected)| (found - expected).abs())
+        .fold(0.0, |most, difference| if most.is_nan() || difference <= most { most } else { difference })
 }

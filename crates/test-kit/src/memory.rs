@@ -68,7 +68,7 @@ pub fn largest_block() -> usize {
     LARGEST.load(Relaxed)
 }
 
-/// Begins anew to look for the most bytes and the largest request.
+/// Resets the peak and the largest request.
 pub fn restart() {
     MOST.store(held(), Relaxed);
     LARGEST.store(0, Relaxed);

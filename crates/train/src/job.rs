@@ -1,4 +1,4 @@
-//! A run's work, as all its ranks see it.
+//! What all ranks of a run share.
 
 use crate::config::Config;
 use crate::progress::Progress;

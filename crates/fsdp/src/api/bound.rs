@@ -195,7 +195,10 @@ fn bound<const D: usize>(param: &Param<Tensor<D>>, (shape, value): Value, tracke
 
 /// Returns the module with these parameters, which are given by their paths.
 pub(crate) fn with_values<M: Module>(module: M, values: HashMap<String, Value>) -> M {
-    module.map(&mut BindByPath { path: vec![], values })
+    let mut bind = BindByPath { path: vec![], values };
+    let module = module.map(&mut bind);
+    assert!(bind.values.is_empty(), "the model lacks {:?}", bind.values.keys());
+    module
 }
 
 struct BindByPath {

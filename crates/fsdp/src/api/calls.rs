@@ -1,17 +1,19 @@
 //! A model as a list of calls, each with the part of the model that computes it.
 
+use crate::api::bound::AnyUnit;
 use crate::api::call::{Activation, Forward, Loss, Output, Role, add, expect};
 use crate::api::units::Units;
+use crate::shard::layout::{NamedShape, params};
 use burn::module::Module;
 use burn::tensor::Tensor;
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// The calls of a model's forward, in order; `M` is the model and `B` the batch.
 ///
 /// A call names a part of the model and gives the function that computes with it. [`run`](Self::run) applies the list
 /// to a whole model on one device. [`into_units`](Self::into_units) makes the same list ready for sharded training, with
-/// one unit for each part.
+/// one unit for each part. The functions obey the rules of [`Units`].
 ///
 /// ```
 /// use burn::{module::Module, nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
@@ -105,11 +107,10 @@ impl<M: 'static, B: 'static> Calls<M, B> {
         });
     }
 
-    /// Applies the first calls to a whole model, up to number `end`. Returns the last one's activation; losses of their
-    /// own are dropped.
+    /// Applies the first `end` calls to a whole model. Returns the last one's activation; auxiliary losses are dropped.
     ///
     /// # Panics
-    /// If one of the calls returns the model's loss, or `end` is 0.
+    /// If one of the calls returns the model's loss, if `end` is 0, or if there are fewer calls.
     pub fn activation(&self, model: &M, end: usize, batch: &B) -> Tensor<3> {
         let run = |x, call: &PartCall<M, B>| match (call.forward)((call.part)(model), x, batch) {
             Output::Activation(activation) => Some(activation.x),
@@ -137,12 +138,26 @@ impl<M: 'static, B: 'static> Calls<M, B> {
     }
 
     /// Makes the calls of a model ready for sharded training: the parts become units, in the order of their first calls.
-    pub fn into_units(self, model: M) -> Units<B> {
+    ///
+    /// # Panics
+    /// If a part is not what lies at its path in the model, or if no part has some parameter.
+    pub fn into_units(self, model: M) -> Units<B>
+    where
+        M: Module,
+    {
         let (mut units, mut ids) = (Units::new(), HashMap::new());
         for PartCall { path, add, role, forward, .. } in self.0 {
             let unit = *ids.entry(path).or_insert_with(|| add(&model, &mut units));
             units.push(unit, role, forward);
         }
+        let of_unit = |unit: &dyn AnyUnit| {
+            let name = unit.name().to_string();
+            unit.params().into_iter().map(move |(path, shape)| (format!("{name}.{path}"), shape))
+        };
+        let of_units: BTreeSet<NamedShape> = units.units.iter().flat_map(|unit| of_unit(&**unit)).collect();
+        let of_model: BTreeSet<NamedShape> = params(&model).into_iter().collect();
+        let differ: Vec<&NamedShape> = of_units.symmetric_difference(&of_model).collect();
+        assert!(differ.is_empty(), "the parts of the calls and the model have not the same parameters: {differ:?}");
         units
     }
 }

@@ -36,6 +36,8 @@ pub struct Fsdp<B> {
     calls: Vec<Call<B>>,
     /// The unit of every added module, and the module's number in that unit.
     places: Vec<(usize, usize)>,
+    /// The unit of every parameter, by name.
+    unit_of: HashMap<String, usize>,
     /// Under `block`: the rank that computes each call.
     owners: Option<Vec<usize>>,
     stages: Stages,
@@ -142,7 +144,10 @@ impl<B: 'static> Fsdp<B> {
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
         let streams = CommStreams::start(communicators)?;
         let loss_scale = LossScaling::new(config.precision);
+        let names_of = |(i, unit): (usize, &ShardedUnit)| unit.parameter_names().into_iter().map(move |name| (name, i));
+        let unit_of = units.iter().enumerate().flat_map(names_of).collect();
         Ok(Self {
+            unit_of,
             units,
             calls,
             places,
@@ -228,16 +233,19 @@ impl<B: 'static> Fsdp<B> {
     /// # Panics
     /// Panics if there is no such parameter, or if the lengths differ.
     pub fn add_to_parameter(&mut self, name: &str, delta: &[f32]) {
-        let is_found = self.units.iter_mut().any(|unit| unit.add_to_parameter(name, delta));
-        assert!(is_found, "there is no parameter {name}");
+        let unit = *self.unit_of.get(name).unwrap_or_else(|| panic!("there is no parameter {name}"));
+        self.units[unit].add_to_parameter(name, delta);
     }
 
     /// Returns `model` with the whole parameters in fp32 if `keep`. The name of each unit must be the path of its module
     /// in the model, as [`Calls`](crate::Calls) has it. This is a collective: every rank calls it, and one that keeps
     /// nothing holds the parameters of one unit at a time.
     ///
+    /// # Errors
+    /// Returns an error if a rank fails.
+    ///
     /// # Panics
-    /// Panics if the model has other parameters.
+    /// Panics if the units have not the model's parameters.
     pub fn gather_model<M: Module>(&self, model: M, keep: bool) -> Result<Option<M>, FsdpError> {
         let mut values = HashMap::new();
         for unit in &self.units {

@@ -253,11 +253,11 @@ impl ShardedUnit {
         self.classes.iter_mut().for_each(|class| class.step(lr, scale));
     }
 
-    /// Adds `delta` to this rank's part of a parameter. Returns whether the unit has it.
-    pub fn add_to_parameter(&mut self, name: &str, delta: &[f32]) -> bool {
+    /// Adds `delta` to this rank's part of a parameter of the unit.
+    pub fn add_to_parameter(&mut self, name: &str, delta: &[f32]) {
         let found = self.modules.params().iter().position(|(other, _)| other == name);
-        let place = found.map(|found| self.places[found]);
-        place.inspect(|(class, i)| self.classes[*class].add_to_parameter(*i, delta)).is_some()
+        let (class, i) = self.places[found.expect("the unit has the parameter")];
+        self.classes[class].add_to_parameter(i, delta);
     }
 
     /// Calls [`FlatShard::copy`] for each class.

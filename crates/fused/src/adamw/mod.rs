@@ -103,12 +103,12 @@ pub fn adamw(
     }
     state.steps += 1;
     let (rates, device) = (Rates::new(config, step, state.steps), parameter.device());
-    let take = |tensor: &mut Tensor<1>| std::mem::replace(tensor, Tensor::empty([0], &device)).into_dispatch();
+    let take = |tensor: &mut Tensor<1>| std::mem::replace(tensor, Tensor::empty([0], &device)).inner().into_dispatch();
     let (mean, square) = (take(&mut state.mean), take(&mut state.square));
     let factor = step.factor.clone().unwrap_or_else(|| Tensor::empty([0], (&device, DType::F32)));
-    let (gradient, factor) = (gradient.into_dispatch(), factor.into_dispatch());
+    let (gradient, factor) = (gradient.inner().into_dispatch(), factor.inner().into_dispatch());
     let (parameter, mean, square, copy) =
-        Dispatch::fused_adamw(parameter.into_dispatch(), mean, square, gradient, factor, rates);
+        Dispatch::fused_adamw(parameter.inner().into_dispatch(), mean, square, gradient, factor, rates);
     (state.mean, state.square) = (Tensor::from_dispatch(mean), Tensor::from_dispatch(square));
     (Tensor::from_dispatch(parameter), step.copy.map(|_| Tensor::from_dispatch(copy)))
 }

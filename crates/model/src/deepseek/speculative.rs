@@ -60,7 +60,7 @@ pub fn generate_speculative(
             let (logits, drafted) = text.read(left - 1);
             drafts.drafted += drafted.len();
             for (i, logits) in logits.iter().enumerate() {
-                let token = how.sampling.initializer(logits, &mut rng);
+                let token = how.sampling.draw(logits, &mut rng);
                 if how.stop == Some(token) {
                     goes_on = false;
                     break;

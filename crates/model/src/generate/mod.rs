@@ -83,7 +83,7 @@ pub fn generate(
         let vocab = logits.len() / rows.len();
         let mut left = vec![];
         for (row, logits) in rows.iter_mut().zip(logits.chunks_exact(vocab)) {
-            let token = how.sampling.initializer(logits, &mut row.rng);
+            let token = how.sampling.draw(logits, &mut row.rng);
             let goes_on = how.stop != Some(token) && {
                 row.tokens.push(token);
                 on_token(row.sequence, token).is_continue() && row.tokens.len() - row.prompt < how.max_new_tokens

@@ -40,13 +40,13 @@ impl Sampling {
     }
 
     /// The random generator of one sequence.
-    pub(super) fn rng(&self, sequence: usize) -> ChaCha8Rng {
+    pub(crate) fn rng(&self, sequence: usize) -> ChaCha8Rng {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
         rng.set_stream(sequence as u64);
         rng
     }
 
-    pub(super) fn initializer(&self, logits: &[f32], rng: &mut ChaCha8Rng) -> u32 {
+    pub(crate) fn draw(&self, logits: &[f32], rng: &mut ChaCha8Rng) -> u32 {
         if self.temperature == 0.0 {
             return most_likely(logits);
         }
@@ -98,7 +98,7 @@ impl Sampling {
 }
 
 /// The first of the most likely tokens.
-pub(super) fn most_likely(logits: &[f32]) -> u32 {
+pub(crate) fn most_likely(logits: &[f32]) -> u32 {
     let better = |best: usize, token: usize| if logits[token] > logits[best] { token } else { best };
     (1..logits.len()).fold(0, better) as u32
 }
@@ -163,7 +163,7 @@ mod tests {
         let sampling = Sampling { top_k: Some(2), seed: 4, ..Sampling::default() };
         let (logits, mut rng) = (logits(&[0.2, 0.45, 0.05, 0.3]), sampling.rng(0));
         let mut counts = [0; 4];
-        (0..20_000).for_each(|_| counts[sampling.initializer(&logits, &mut rng) as usize] += 1);
+        (0..20_000).for_each(|_| counts[sampling.draw(&logits, &mut rng) as usize] += 1);
         assert!(counts[0] == 0 && counts[2] == 0);
         assert!((f64::from(counts[1]) / 20_000.0 - 0.6).abs() < 0.015, "{counts:?}"); // four deviations
     }
@@ -173,7 +173,7 @@ mod tests {
         let draws = |seed, sequence| {
             let sampling = Sampling { seed, ..Sampling::default() };
             let mut rng = sampling.rng(sequence);
-            (0..32).map(|_| sampling.initializer(&[0.0; 64], &mut rng)).collect::<Vec<_>>()
+            (0..32).map(|_| sampling.draw(&[0.0; 64], &mut rng)).collect::<Vec<_>>()
         };
         assert_eq!(draws(1, 2), draws(1, 2));
         assert_ne!(draws(1, 2), draws(1, 3));
@@ -183,9 +183,9 @@ mod tests {
     #[test]
     fn temperature_0_and_logits_that_are_not_finite_take_the_first_of_the_highest() {
         let (greedy, any) = (Sampling { temperature: 0.0, ..Sampling::default() }, Sampling::default());
-        assert_eq!(greedy.initializer(&[0.0, 3.0, 3.0, 1.0], &mut greedy.rng(0)), 1);
-        assert_eq!(any.initializer(&[0.0, f32::INFINITY, 1.0], &mut any.rng(0)), 1);
-        assert!(any.initializer(&[f32::NAN; 3], &mut any.rng(0)) < 3);
+        assert_eq!(greedy.draw(&[0.0, 3.0, 3.0, 1.0], &mut greedy.rng(0)), 1);
+        assert_eq!(any.draw(&[0.0, f32::INFINITY, 1.0], &mut any.rng(0)), 1);
+        assert!(any.draw(&[f32::NAN; 3], &mut any.rng(0)) < 3);
     }
 
     #[test]

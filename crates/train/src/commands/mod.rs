@@ -1,4 +1,5 @@
-//! The subcommands. Each file holds a command's arguments, its errors, and its implementation.
+//! Training and the subcommands. Each file holds a command's arguments, its errors, and its implementation; `values`
+//! parses what several of them take.
 
 pub mod completions;
 pub mod config;

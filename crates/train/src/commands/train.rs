@@ -99,7 +99,7 @@ pub struct TrainArgs {
     set: Vec<String>,
 }
 
-/// Trains; errors of the launch and of the run are printed.
+/// Runs training and prints its errors.
 pub fn launch(args: &TrainArgs) -> ExitCode {
     match Launch::start() {
         Ok(launch) => {

@@ -131,7 +131,8 @@ fn braces_without_end_are_refused() {
 #[test]
 fn managed_variables_are_refused_by_name() {
     let text = format!("{HEAD}.visible .global .attribute(.managed) .align 4 .u32 x;");
-    let error = Module::load(&text, &memory()).err().expect("it is refused").to_string();
+    let Err(error) = Module::load(&text, &memory()) else { panic!("it is refused") };
+    let error = error.to_string();
     assert!(error.contains("cuMemAllocManaged"), "{error}");
     assert!(loads(&text.replace(".managed", ".unified(0, 1)")));
 }

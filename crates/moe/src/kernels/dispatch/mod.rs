@@ -12,9 +12,9 @@
 //! Layout::Capacity       A: 0 1 | B: 0 - | C: 2 1                    [e, groups * capacity] rows; offsets 0 2 4 6
 //! Layout::Sorted tile 4  A: 0 1 - - | B: 0 - - - | C: 2 1 - - | ..   segments padded to whole tiles; offsets 0 4 8 12
 //!
-//! row_of[p]           row of assignment p, -1 if dropped
-//! assignment_of[r]         token in row r, as its assignment: token p % n, choice p / n; -1 if empty
-//! expert_offsets[e]   first row of expert e
+//! row_of[p]          row of assignment p, -1 if dropped
+//! assignment_of[r]   assignment p in row r (token p % n, choice p / n), -1 if empty
+//! expert_offsets[e]  first row of expert e
 //! ```
 //!
 //! The number of rows is that of the worst case, so no count has to be read back: all kept assignments, plus a tile

@@ -1,8 +1,8 @@
 //! `permute` and `unpermute`: copy tokens into the rows of their experts, and combine the weighted outputs.
 //!
 //! ```text
-//! permute    x[r]  = x[assignment_of[r] % n]                             0 if assignment_of[r] is -1
-//! unpermute  y[t]  = sum over j of gates[j, t] y[row_of[j, t]]      without the j whose row is -1
+//! permute    x[r]  = x[assignment_of[r] % n]                       0 if assignment_of[r] is -1
+//! unpermute  y[t]  = sum over j of gates[j, t] y[row_of[j, t]]     without the j whose row is -1
 //!
 //! backward   dx[t] = sum over j of dx[row_of[j, t]]
 //!            dy[r] = gates[assignment_of[r]] dy[assignment_of[r] % n],   dgates[j, t] = dy[t] . y[row_of[j, t]]
