@@ -229,9 +229,13 @@ impl<'t> Parser<'t> {
 
     fn skip_attribute(&mut self) -> Result<()> {
         if self.eat_word(".attribute") {
+            // `.attribute(.unified(0, 1))` has parentheses of its own.
+            let mut depth = 0;
             loop {
                 match self.next()? {
-                    Token::Sign(b')') => break,
+                    Token::Sign(b'(') => depth += 1,
+                    Token::Sign(b')') if depth == 1 => break,
+                    Token::Sign(b')') => depth -= 1,
                     // The host would read and write it at the card's address, where the host has no memory.
                     Token::Word(".managed") => {
                         return self.fail("a '__managed__' variable is not emulated: allocate with cuMemAllocManaged");
