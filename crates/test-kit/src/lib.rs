@@ -8,7 +8,7 @@
 //! | numbers up to rounding | [`assert_close`], [`largest`], [`worst`] |
 //! | how far parameters move in a step | [`moved`], [`assert_moves`] |
 //! | memory that a test holds | [`memory::Counting`] |
-//! | files | [`reference`], [`text_folder`] |
+//! | files | [`reference()`], [`text_folder`] |
 //! | tests of timeouts | [`patiently`] |
 //!
 //! With the feature `tensors`, which takes Burn:

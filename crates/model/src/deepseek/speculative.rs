@@ -29,16 +29,16 @@ pub struct Drafts {
     pub accepted: usize,
 }
 
-/// Like [`generate`](crate::generate), with the same tokens, but one prompt after another.
+/// Like [`generate`](fn@crate::generate), with the same tokens, but one prompt after another.
 ///
 /// Rows computed together may be rounded differently than rows computed alone; if that decides between two tokens, the
 /// text continues with the other one.
 ///
 /// # Errors
-/// See [`generate`](crate::generate); also if the model has no multi-token prediction modules.
+/// See [`generate`](fn@crate::generate); also if the model has no multi-token prediction modules.
 ///
 /// # Panics
-/// See [`generate`](crate::generate).
+/// See [`generate`](fn@crate::generate).
 pub fn generate_speculative(
     model: &DeepSeek,
     prompts: &[Vec<u32>],
