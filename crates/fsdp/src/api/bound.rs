@@ -19,6 +19,12 @@ pub(crate) trait AnyUnit {
     /// Returns the names and shapes of the parameters in visiting order.
     fn params(&self) -> Vec<NamedShape>;
 
+    /// Returns the same with full names: the unit's name, a dot, and the path.
+    fn named_params(&self) -> Vec<NamedShape> {
+        let named = |(path, shape)| (format!("{}.{path}", self.name()), shape);
+        self.params().into_iter().map(named).collect()
+    }
+
     /// Passes the parameter values to `take`, flat and one at a time; the module releases them.
     fn take_values(&mut self, take: &mut dyn FnMut(Tensor<1>));
 

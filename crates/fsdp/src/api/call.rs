@@ -16,7 +16,53 @@ struct Step<B> {
     forward: Forward<B>,
 }
 
+/// The function of a call, of a module of any type.
 pub(crate) type Forward<B> = Box<dyn Fn(&dyn Any, Option<Tensor<3>>, &B) -> Output>;
+
+/// Returns the function of a first call.
+pub(crate) fn of_first<M: 'static, B>(forward: impl Fn(&M, &B) -> Tensor<3> + 'static) -> Forward<B> {
+    Box::new(move |module, _x, batch| Output::Activation(forward(typed(module), batch).into()))
+}
+
+/// Returns the function of a call in the middle of a forward.
+pub(crate) fn of_middle<M: 'static, B, A: Into<Activation>>(
+    forward: impl Fn(&M, Tensor<3>, &B) -> A + 'static,
+) -> Forward<B> {
+    Box::new(move |module, x, batch| Output::Activation(forward(typed(module), expect(x), batch).into()))
+}
+
+/// Returns the function of a last call.
+pub(crate) fn of_last<M: 'static, B, L: Into<Loss>>(forward: impl Fn(&M, Tensor<3>, &B) -> L + 'static) -> Forward<B> {
+    Box::new(move |module, x, batch| Output::Loss(forward(typed(module), expect(x), batch).into()))
+}
+
+fn typed<M: 'static>(module: &dyn Any) -> &M {
+    module.downcast_ref().expect("a call's module has the type of its function")
+}
+
+fn expect(x: Option<Tensor<3>>) -> Tensor<3> {
+    x.expect("every call but the first gets an activation")
+}
+
+/// Applies functions in a row, each to its module, up to the first one that returns the model's loss. The result has
+/// the sum of all auxiliary losses.
+pub(crate) fn in_a_row<'a, B: 'a>(
+    functions: impl Iterator<Item = (&'a Forward<B>, &'a dyn Any)>,
+    mut x: Option<Tensor<3>>,
+    batch: &B,
+) -> Output {
+    let mut aux: Option<Tensor<1>> = None;
+    for (forward, module) in functions {
+        match forward(module, x.take(), batch) {
+            Output::Activation(activation) => {
+                aux = add(aux, activation.aux);
+                x = Some(activation.x);
+            }
+            Output::Loss(Loss { loss, aux: own }) => return Output::Loss(Loss { loss, aux: add(aux, own) }),
+        }
+    }
+    Output::Activation(Activation { x: x.expect("there is a function"), aux })
+}
 
 /// The position of a call in a forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,18 +137,8 @@ impl<B> Call<B> {
     }
 
     /// Runs the functions in a row; `module` returns the unit's modules, with values.
-    pub fn run<'a>(&self, module: impl Fn(usize) -> &'a dyn Any, mut x: Option<Tensor<3>>, batch: &B) -> Output {
-        let mut aux: Option<Tensor<1>> = None;
-        for step in &self.steps {
-            match (step.forward)(module(step.member), x.take(), batch) {
-                Output::Activation(activation) => {
-                    aux = add(aux, activation.aux);
-                    x = Some(activation.x);
-                }
-                Output::Loss(Loss { loss, aux: own }) => return Output::Loss(Loss { loss, aux: add(aux, own) }),
-            }
-        }
-        Output::Activation(Activation { x: x.expect("a call has a step"), aux })
+    pub fn run<'a>(&'a self, module: impl Fn(usize) -> &'a dyn Any, x: Option<Tensor<3>>, batch: &B) -> Output {
+        in_a_row(self.steps.iter().map(|step| (&step.forward, module(step.member))), x, batch)
     }
 }
 
@@ -144,9 +180,4 @@ pub(crate) fn add(a: Option<Tensor<1>>, b: Option<Tensor<1>>) -> Option<Tensor<1
         (Some(a), Some(b)) => Some(a + b),
         (a, b) => a.or(b),
     }
-}
-
-/// Returns the activation that every call but the first gets.
-pub(crate) fn expect(x: Option<Tensor<3>>) -> Tensor<3> {
-    x.expect("every call but the first gets an activation")
 }

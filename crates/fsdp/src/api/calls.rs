@@ -1,7 +1,6 @@
 //! A model as a list of calls, each with the part of the model that computes it.
 
-use crate::api::bound::AnyUnit;
-use crate::api::call::{Activation, Forward, Loss, Output, Role, add, expect};
+use crate::api::call::{Activation, Forward, Loss, Output, Role, in_a_row, of_first, of_last, of_middle};
 use crate::api::units::Units;
 use crate::shard::layout::{NamedShape, params};
 use burn::module::Module;
@@ -12,8 +11,8 @@ use std::collections::{BTreeSet, HashMap};
 /// The calls of a model's forward, in order; `M` is the model and `B` the batch.
 ///
 /// A call names a part of the model and gives the function that computes with it. [`run`](Self::run) applies the list
-/// to a whole model on one device. [`into_units`](Self::into_units) makes the same list ready for sharded training, with
-/// one unit for each part. The functions obey the rules of [`Units`].
+/// to a whole model on one device. [`into_units`](Self::into_units) prepares the same list for sharded training: each
+/// part becomes a unit. The functions obey the rules of [`Units`].
 ///
 /// ```
 /// use burn::{module::Module, nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
@@ -61,8 +60,7 @@ impl<M: 'static, B: 'static> Calls<M, B> {
         part: impl Fn(&M) -> &P + Clone + 'static,
         forward: impl Fn(&P, &B) -> Tensor<3> + 'static,
     ) {
-        let forward = move |part: &P, _, batch: &B| Output::Activation(forward(part, batch).into());
-        self.push(path, part, Role::First, forward);
+        self.push(path, part, Role::First, of_first(forward));
     }
 
     /// Adds the next call: from an activation to an activation, with or without a loss of its own.
@@ -72,8 +70,7 @@ impl<M: 'static, B: 'static> Calls<M, B> {
         part: impl Fn(&M) -> &P + Clone + 'static,
         forward: impl Fn(&P, Tensor<3>, &B) -> A + 'static,
     ) {
-        let forward = move |part: &P, x, batch: &B| Output::Activation(forward(part, expect(x), batch).into());
-        self.push(path, part, Role::Middle, forward);
+        self.push(path, part, Role::Middle, of_middle(forward));
     }
 
     /// Adds the last call: from an activation to the batch's mean loss, `[1]`, in fp32.
@@ -83,8 +80,7 @@ impl<M: 'static, B: 'static> Calls<M, B> {
         part: impl Fn(&M) -> &P + Clone + 'static,
         forward: impl Fn(&P, Tensor<3>, &B) -> L + 'static,
     ) {
-        let forward = move |part: &P, x, batch: &B| Output::Loss(forward(part, expect(x), batch).into());
-        self.push(path, part, Role::Last, forward);
+        self.push(path, part, Role::Last, of_last(forward));
     }
 
     fn push<P: Module + 'static>(
@@ -92,7 +88,7 @@ impl<M: 'static, B: 'static> Calls<M, B> {
         path: impl Into<String>,
         part: impl Fn(&M) -> &P + Clone + 'static,
         role: Role,
-        forward: impl Fn(&P, Option<Tensor<3>>, &B) -> Output + 'static,
+        forward: Forward<B>,
     ) {
         let path = path.into();
         let (name, of) = (path.clone(), part.clone());
@@ -101,9 +97,7 @@ impl<M: 'static, B: 'static> Calls<M, B> {
             part: Box::new(move |model| part(model)),
             add: Box::new(move |model, units| units.add(name.clone(), of(model).clone()).index),
             role,
-            forward: Box::new(move |part, x, batch| {
-                forward(part.downcast_ref().expect("a call's part has the type of its function"), x, batch)
-            }),
+            forward,
         });
     }
 
@@ -112,11 +106,10 @@ impl<M: 'static, B: 'static> Calls<M, B> {
     /// # Panics
     /// If one of the calls returns the model's loss, if `end` is 0, or if there are fewer calls.
     pub fn activation(&self, model: &M, end: usize, batch: &B) -> Tensor<3> {
-        let run = |x, call: &PartCall<M, B>| match (call.forward)((call.part)(model), x, batch) {
-            Output::Activation(activation) => Some(activation.x),
-            Output::Loss(_) => panic!("the call of {} returns a loss", call.path),
-        };
-        self.0[..end].iter().fold(None, run).expect("there is a call")
+        match Self::apply(&self.0[..end], model, batch) {
+            Output::Activation(activation) => activation.x,
+            Output::Loss(_) => panic!("one of the first {end} calls returns the loss"),
+        }
     }
 
     /// Applies all calls to a whole model. Returns the last one's loss and the sum of all other losses, `[1]` each.
@@ -124,23 +117,20 @@ impl<M: 'static, B: 'static> Calls<M, B> {
     /// # Panics
     /// If the list does not end with the call of a loss.
     pub fn run(&self, model: &M, batch: &B) -> Loss {
-        let (mut x, mut aux) = (None, None);
-        for call in &self.0 {
-            match (call.forward)((call.part)(model), x.take(), batch) {
-                Output::Activation(activation) => {
-                    aux = add(aux, activation.aux);
-                    x = Some(activation.x);
-                }
-                Output::Loss(Loss { loss, aux: own }) => return Loss { loss, aux: add(aux, own) },
-            }
+        match Self::apply(&self.0, model, batch) {
+            Output::Loss(loss) => loss,
+            Output::Activation(_) => panic!("the last call returns no loss"),
         }
-        panic!("the last call returns no loss")
     }
 
-    /// Makes the calls of a model ready for sharded training: the parts become units, in the order of their first calls.
+    fn apply(calls: &[PartCall<M, B>], model: &M, batch: &B) -> Output {
+        in_a_row(calls.iter().map(|call| (&call.forward, (call.part)(model))), None, batch)
+    }
+
+    /// Prepares a model for sharded training: the parts become units, in the order of their first calls.
     ///
     /// # Panics
-    /// If a part is not what lies at its path in the model, or if no part has some parameter.
+    /// If a part is not the module at its path, or if a parameter of the model belongs to no part.
     pub fn into_units(self, model: M) -> Units<B>
     where
         M: Module,
@@ -150,14 +140,10 @@ impl<M: 'static, B: 'static> Calls<M, B> {
             let unit = *ids.entry(path).or_insert_with(|| add(&model, &mut units));
             units.push(unit, role, forward);
         }
-        let of_unit = |unit: &dyn AnyUnit| {
-            let name = unit.name().to_string();
-            unit.params().into_iter().map(move |(path, shape)| (format!("{name}.{path}"), shape))
-        };
-        let of_units: BTreeSet<NamedShape> = units.units.iter().flat_map(|unit| of_unit(&**unit)).collect();
+        let of_units: BTreeSet<NamedShape> = units.units.iter().flat_map(|unit| unit.named_params()).collect();
         let of_model: BTreeSet<NamedShape> = params(&model).into_iter().collect();
         let differ: Vec<&NamedShape> = of_units.symmetric_difference(&of_model).collect();
-        assert!(differ.is_empty(), "the parts of the calls and the model have not the same parameters: {differ:?}");
+        assert!(differ.is_empty(), "the parts of the calls and the model have different parameters: {differ:?}");
         units
     }
 }

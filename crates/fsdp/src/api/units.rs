@@ -1,7 +1,7 @@
 //! A model as its user defines it: units, and the calls that a forward makes to them.
 
 use crate::api::bound::{AnyUnit, ModuleUnit};
-use crate::api::call::{Activation, Call, Forward, Loss, Output, Role, expect};
+use crate::api::call::{Activation, Call, Forward, Loss, Role, of_first, of_last, of_middle};
 use crate::groups::plan::Class;
 use crate::{FloatType, FsdpConfig};
 use burn::module::Module;
@@ -161,7 +161,7 @@ impl<B: 'static> Units<B> {
 
     /// Adds the first call of a forward: from the batch to an activation.
     pub fn first<M: Module + 'static>(&mut self, unit: UnitId<M>, forward: impl Fn(&M, &B) -> Tensor<3> + 'static) {
-        self.call(unit, Role::First, move |module, _x, batch| Output::Activation(forward(module, batch).into()));
+        self.push(unit.index, Role::First, of_first(forward));
     }
 
     /// Adds the next call of a forward: from an activation to an activation, with or without a loss of its own.
@@ -170,9 +170,7 @@ impl<B: 'static> Units<B> {
         unit: UnitId<M>,
         forward: impl Fn(&M, Tensor<3>, &B) -> A + 'static,
     ) {
-        self.call(unit, Role::Middle, move |module, x, batch| {
-            Output::Activation(forward(module, expect(x), batch).into())
-        });
+        self.push(unit.index, Role::Middle, of_middle(forward));
     }
 
     /// Adds the last call of a forward: from an activation to the batch's mean loss, `[1]`, in fp32.
@@ -181,19 +179,7 @@ impl<B: 'static> Units<B> {
         unit: UnitId<M>,
         forward: impl Fn(&M, Tensor<3>, &B) -> L + 'static,
     ) {
-        self.call(unit, Role::Last, move |module, x, batch| Output::Loss(forward(module, expect(x), batch).into()));
-    }
-
-    fn call<M: Module + 'static>(
-        &mut self,
-        unit: UnitId<M>,
-        role: Role,
-        forward: impl Fn(&M, Option<Tensor<3>>, &B) -> Output + 'static,
-    ) {
-        let forward: Forward<B> = Box::new(move |module, x, batch| {
-            forward(module.downcast_ref().expect("a unit's id carries its module's type"), x, batch)
-        });
-        self.push(unit.index, role, forward);
+        self.push(unit.index, Role::Last, of_last(forward));
     }
 
     /// Adds a call of the unit with this index.

@@ -245,7 +245,7 @@ impl<B: 'static> Fsdp<B> {
     /// Returns an error if a rank fails.
     ///
     /// # Panics
-    /// Panics if the units have not the model's parameters.
+    /// Panics if the parameters of the units and of the model differ.
     pub fn gather_model<M: Module>(&self, model: M, keep: bool) -> Result<Option<M>, FsdpError> {
         let mut values = HashMap::new();
         for unit in &self.units {

@@ -117,11 +117,7 @@ impl Modules {
 
     /// Returns the names and shapes of the parameters in visiting order.
     pub fn params(&self) -> Vec<NamedShape> {
-        let named = |member: &dyn AnyUnit| {
-            let of = member.name().to_string();
-            member.params().into_iter().map(move |(path, shape)| (format!("{of}.{path}"), shape))
-        };
-        self.members.iter().flat_map(|member| named(&**member)).collect()
+        self.members.iter().flat_map(|member| member.named_params()).collect()
     }
 
     /// Returns the number of parameter elements.
