@@ -76,7 +76,7 @@ fn sharded(config: &LlamaConfig, dataset: &Dataset, comm: Communicator) -> Resul
     let fsdp_config = FsdpConfig::default();
     let training = Training { parallel: Parallel::new(&fsdp_config, &comm)?, seed: 1337, ..Training::default() };
     let model = ModelConfig::Llama(config.clone());
-    let units = training.units(&*model.family(None), &device);
+    let units = model.units(None, &training, &device);
     let mut fsdp = Fsdp::new(units, comm, fsdp_config)?;
     let step = |step: u64| {
         let (first, each) = (step * SEQUENCES, SEQUENCES / ranks);

@@ -4,18 +4,17 @@
 //! calls of a forward), `cost` (what the calls cost) and `hf` (Hugging Face's names). A new family adds its folder, and a
 //! variant of [`ModelConfig`](crate::ModelConfig) and [`AnyModel`](crate::AnyModel).
 
+use crate::Initial;
 use crate::cost::{Flops, Workload};
 use crate::hf::{Folder, HfError, Source};
 use crate::parameters::ParameterSpec;
-use crate::{Batch, Initial, Training};
-use burn::tensor::Device;
-use fsdp::{CallBytes, CallTraffic, Units};
+use fsdp::{CallBytes, CallTraffic};
 use serde_json::Value;
 
 /// A configuration key and its value.
 pub type Size = (&'static str, usize);
 
-/// A model of some family, known by its configuration. Only [`units`](Self::units) creates modules.
+/// A model of some family, known by its configuration. Nothing here creates modules.
 pub trait Family {
     /// Number of blocks, without embedding and head.
     fn blocks(&self) -> usize;
@@ -83,9 +82,6 @@ pub trait Family {
     fn selection_bias(&self, layer: usize) -> String {
         unreachable!("layer {layer}: a model without experts has no selection bias")
     }
-
-    /// The model as sharding units, one for each part that its [`calls`](crate::Decoder::calls) name.
-    fn units(&self, training: &Training, device: &Device) -> Units<Batch>;
 
     /// How Hugging Face's folders name and store the model.
     fn hugging_face(&self) -> Box<dyn HuggingFace + '_>;

@@ -8,18 +8,18 @@ use fsdp::{Calls, Loss};
 /// A decoder as its family implements it. [`LanguageModel`] follows from it, and so does sharded training: both run the
 /// same list of calls.
 pub trait Decoder: Module + 'static {
-    /// The calls of a forward: one for the embedding, one for each of the [`blocks`](Self::blocks), and those from there
-    /// to the loss. [`LanguageModel::hidden`] runs the first `1 + blocks()`.
+    /// The calls of a forward: the embedding, one call for each of the [`blocks`](Self::blocks), and the calls after
+    /// them. [`LanguageModel::hidden`] runs the first `1 + blocks()`.
     fn calls(&self, training: &Training) -> Calls<Self, Batch>;
 
     /// Number of blocks.
     fn blocks(&self) -> usize;
 
     /// The longest sequence the model accepts.
-    fn context(&self) -> usize;
+    fn max_positions(&self) -> usize;
 
     /// Logits from the output of the last block: maps `[b, t, d]` to `[b, t, vocab]`.
-    fn head(&self, x_btd: Tensor<3>) -> Tensor<3>;
+    fn head_logits(&self, x_btd: Tensor<3>) -> Tensor<3>;
 
     /// Embeds new tokens in generation, `[b, t]` to `[b, t, d]`.
     fn embed_cached(&self, tokens_bt: Tensor<2, Int>, chunk: &Chunk) -> Tensor<3>;
@@ -110,13 +110,14 @@ impl<M: Decoder> LanguageModel for M {
     }
 
     fn hidden_of(&self, tokens_bt: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
-        let targets = Targets::none(&tokens_bt.device());
+        // No call up to the last block reads the targets.
+        let targets = Targets::all(tokens_bt.clone());
         let batch = Batch { micro: batch.clone(), ..Batch::new(tokens_bt, targets) };
         self.calls(&Training::default()).activation(self, 1 + self.blocks(), &batch)
     }
 
     fn context(&self) -> usize {
-        Decoder::context(self)
+        self.max_positions()
     }
 
     fn cache(&self, sequences: usize) -> Cache {
@@ -124,13 +125,13 @@ impl<M: Decoder> LanguageModel for M {
     }
 
     fn hidden_cached(&self, tokens_bt: Tensor<2, Int>, counts: &[usize], cache: &mut Cache) -> Tensor<3> {
-        let chunk = cache.extend(counts, tokens_bt.dims()[1], Decoder::context(self));
+        let chunk = cache.extend(counts, tokens_bt.dims()[1], self.max_positions());
         let x_btd = self.embed_cached(tokens_bt, &chunk);
         let layers = cache.layers.iter_mut().enumerate();
         layers.fold(x_btd, |x_btd, (block, layer)| self.block_cached(block, x_btd, layer, &chunk))
     }
 
     fn head(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        Decoder::head(self, x_btd)
+        self.head_logits(x_btd)
     }
 }

@@ -3,11 +3,11 @@
 use crate::family::{Family, Size};
 use crate::hf::{Folder, HfError, SourceOf};
 use crate::parameters::fill;
-use crate::{Batch, DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, Llama, LlamaConfig};
+use crate::{Batch, Decoder, DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, Llama, LlamaConfig, Training};
 use crate::{deepseek, gpt2, llama};
 use burn::module::{Module, ModuleVisitor};
 use burn::tensor::Device;
-use fsdp::{Fsdp, FsdpError};
+use fsdp::{Fsdp, FsdpError, Units};
 use moe::MoeConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -65,6 +65,21 @@ impl ModelConfig {
                 AnyModel::DeepSeek(DeepSeek::new(shape, &moe.cloned().unwrap_or_default(), device))
             }
         }
+    }
+
+    /// The model as sharding units, one for each part that its [`calls`](Decoder::calls) name. A unit's name is the path
+    /// of its part in the model, so a parameter's name in a checkpoint is its path.
+    pub fn units(&self, moe: Option<&MoeConfig>, training: &Training, device: &Device) -> Units<Batch> {
+        fn of<M: Decoder>(model: M, training: &Training) -> Units<Batch> {
+            model.calls(training).into_units(model)
+        }
+        let mut units = match self.model(moe, device) {
+            AnyModel::Gpt2(model) => of(model, training),
+            AnyModel::Llama(model) => of(model, training),
+            AnyModel::DeepSeek(model) => of(model, training),
+        };
+        training.set_rules(&mut units, &*self.family(moe));
+        units
     }
 
     /// Vocabulary size; 0 until it is known from the data.

@@ -48,12 +48,8 @@ impl Targets {
             let tokens = rows.targets.chunks_exact(rows.t).flat_map(of_row).collect();
             return Self { places_n: None, tokens_n: ints(tokens, device), share: rows.scale };
         }
-        Self::ahead(rows, 0, device).unwrap_or_else(|| Self::none(device))
-    }
-
-    /// No targets: the loss is 0.
-    pub fn none(device: &Device) -> Self {
-        Self { places_n: Some(ints(vec![0], device)), tokens_n: ints(vec![0], device), share: 0.0 }
+        let none = || Self { places_n: Some(ints(vec![0], device)), tokens_n: ints(vec![0], device), share: 0.0 };
+        Self::ahead(rows, 0, device).unwrap_or_else(none)
     }
 
     /// The tokens `k` after the next ones: `x_{i+k+1}` at position `i`. Returns `None` if no position has one.

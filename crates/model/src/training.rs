@@ -1,8 +1,10 @@
-//! A model cut into sharding units for training: what all families share.
+//! What the calls of all families share, and the rules of their parameters on ranks.
 
-use crate::{Batch, ExpertLoads, Family, Parallel, ParameterSpec, Sharding, Targets};
-use burn::tensor::Device;
-use fsdp::{Loss, Units};
+use crate::layers::mlp::BlockOutput;
+use crate::{Batch, ExpertLoads, Family, MicroBatch, Parallel, ParameterSpec, Sharding, Targets};
+use burn::module::Module;
+use burn::tensor::Tensor;
+use fsdp::{Calls, Loss, Units};
 use fused::Losses;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -23,10 +25,8 @@ pub struct Training {
 }
 
 impl Training {
-    /// Cuts a model into units for training. A unit's name is the path of its part in the model, so a parameter's name
-    /// in a checkpoint is its path.
-    pub fn units(&self, family: &dyn Family, device: &Device) -> Units<Batch> {
-        let mut units = family.units(self, device);
+    /// Sets the initial values of the units of a model, and how ranks hold its parameters.
+    pub(crate) fn set_rules(&self, units: &mut Units<Batch>, family: &dyn Family) {
         let initial = family.initial(self.seed);
         units.initializer(move |name, _, runs| initial.values(name, runs));
         let rules: HashMap<String, ParameterSpec> =
@@ -45,7 +45,27 @@ impl Training {
             let [b, t] = batch.inputs_bt.dims();
             [b, tp.part(t).len()]
         });
-        units
+    }
+
+    /// Adds a call for each of the blocks, which may have experts. Their token assignments are recorded.
+    pub(crate) fn add_blocks<M: 'static, K: Module + 'static>(
+        &self,
+        calls: &mut Calls<M, Batch>,
+        (blocks, number): (fn(&M) -> &[K], usize),
+        forward: fn(&K, Tensor<3>, &MicroBatch, &Parallel) -> BlockOutput,
+    ) {
+        for i in 0..number {
+            let training = self.clone();
+            calls.then(
+                format!("blocks.{i}"),
+                move |model| &blocks(model)[i],
+                move |block, x_bsd, batch| {
+                    let output = forward(block, x_bsd, &batch.micro, &training.parallel);
+                    output.record(&training.loads, i, &batch.micro);
+                    (output.x_btd, output.aux_loss)
+                },
+            );
+        }
     }
 
     /// The loss of a batch, with the z-loss in training if it is configured.

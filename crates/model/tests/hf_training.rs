@@ -38,7 +38,7 @@ fn trained(name: &'static str, ranks: usize) -> Vec<[f64; 2]> {
             z_loss_coef: 0.0,
             mtp_loss_coef: 0.0,
         };
-        let mut units = training.units(&*pretrained.config.family(pretrained.moe.as_ref()), &device);
+        let mut units = pretrained.config.units(pretrained.moe.as_ref(), &training, &device);
         units
             .initializer(move |name, _, runs| runs.iter().flat_map(|run| values[name][run.clone()].to_vec()).collect());
         let mut fsdp = Fsdp::new(units, comm, config)?;

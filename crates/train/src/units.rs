@@ -19,7 +19,7 @@ pub(crate) fn units(config: &Config, loads: &ExpertLoads, parallel: &Parallel, d
         z_loss_coef: config.train.z_loss_coef,
         mtp_loss_coef: config.train.mtp_loss_coef,
     };
-    training.units(&*config.family(), device)
+    config.model.units(config.moe.as_ref(), &training, device)
 }
 
 /// Updates the selection biases from the step's expert loads, if configured; `sums` are [`ExpertLoads::numbers`],

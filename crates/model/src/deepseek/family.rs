@@ -1,11 +1,10 @@
 //! DeepSeek as a [`Family`]: shape and limits.
 
-use super::{DeepSeek, cost, hf, parameters};
+use super::{cost, hf, parameters};
 use crate::cost::{Flops, Workload};
 use crate::family::{Family, HuggingFace, Size};
-use crate::{Batch, Decoder, DeepSeekConfig, Initial, ParameterSpec, Training};
-use burn::tensor::Device;
-use fsdp::{CallBytes, CallTraffic, Units};
+use crate::{DeepSeekConfig, Initial, ParameterSpec};
+use fsdp::{CallBytes, CallTraffic};
 use moe::MoeConfig;
 
 /// A DeepSeek, known by its shape and its experts.
@@ -155,11 +154,6 @@ impl Family for DeepSeekFamily<'_> {
             None => format!("blocks.{layer}.{bias}"),
             Some(k) => format!("mtp.{k}.block.{bias}"),
         }
-    }
-
-    fn units(&self, training: &Training, device: &Device) -> Units<Batch> {
-        let model = DeepSeek::new(self.shape, &self.moe, device);
-        model.calls(training).into_units(model)
     }
 
     fn hugging_face(&self) -> Box<dyn HuggingFace + '_> {

@@ -19,7 +19,7 @@ pub use mla::Mla;
 pub use mtp::Mtp;
 pub use speculative::{Drafts, generate_speculative};
 
-use crate::layers::vocabulary::{self, VocabularyHead};
+use crate::layers::vocabulary::VocabularyHead;
 use crate::{Initial, LanguageModel, MtpBatch, RmsNorm, Rope, Targets};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
@@ -113,11 +113,6 @@ impl DeepSeek {
         });
         (main, further.collect())
     }
-}
-
-/// Embeds a rank's rows of tokens, `[b, t]` to `[b, s, d]`, with its part of the table of `vocab` tokens.
-pub fn embed(table: &Embedding, tokens_bt: Tensor<2, Int>, vocab: usize, tp: &TensorParallel) -> Tensor<3> {
-    vocabulary::embed(tp, table.weight.val(), tokens_bt, vocab)
 }
 
 impl Head {

@@ -11,9 +11,11 @@
 //! tokens `k` further ahead to the output of the blocks, and each module replaces `e^k` by its `h^k`. In evaluation all
 //! of them just pass on `h^0`.
 
-use super::{DeepSeek, Mtp, OutputMatrix, embed, mtp};
+use super::{Block, DeepSeek, Mtp, OutputMatrix, mtp};
 use crate::cache::{Chunk, LayerCache};
+use crate::layers::vocabulary;
 use crate::{Batch, Decoder, MtpBatch, Training};
+use burn::nn::Embedding;
 use burn::tensor::{Int, Tensor};
 use fsdp::{Activation, Calls, Loss};
 use fused::embedding;
@@ -25,20 +27,11 @@ impl Decoder for DeepSeek {
         calls.first(
             "embed",
             |deepseek: &Self| &deepseek.embed,
-            move |table, batch: &Batch| embed(table, batch.inputs_bt.clone(), vocab, &of),
+            move |table: &Embedding, batch: &Batch| {
+                vocabulary::embed(&of, table.weight.val(), batch.inputs_bt.clone(), vocab)
+            },
         );
-        for i in 0..self.blocks.len() {
-            let of = training.clone();
-            calls.then(
-                format!("blocks.{i}"),
-                move |deepseek: &Self| &deepseek.blocks[i],
-                move |block, x_bsd, batch| {
-                    let output = block.forward_over(x_bsd, &batch.micro, &of.parallel);
-                    output.record(&of.loads, i, &batch.micro);
-                    (output.x_btd, output.aux_loss)
-                },
-            );
-        }
+        training.add_blocks(&mut calls, (|deepseek: &Self| &deepseek.blocks, self.blocks.len()), Block::forward_over);
         let (of, tp) = (training.clone(), training.parallel.sequences.tp.clone());
         if self.mtp.is_empty() {
             calls.last(
@@ -53,8 +46,10 @@ impl Decoder for DeepSeek {
         calls.then(
             "embed",
             |deepseek: &Self| &deepseek.embed,
-            move |table, h_bsd, batch| {
-                let ahead = |tokens: &MtpBatch| embed(table, tokens.tokens_bt.clone(), vocab, &of_embed);
+            move |table: &Embedding, h_bsd, batch: &Batch| {
+                let ahead = |tokens: &MtpBatch| {
+                    vocabulary::embed(&of_embed, table.weight.val(), tokens.tokens_bt.clone(), vocab)
+                };
                 Tensor::cat(std::iter::once(h_bsd).chain(batch.mtp.iter().map(ahead)).collect(), 2)
             },
         );
@@ -80,11 +75,11 @@ impl Decoder for DeepSeek {
         self.blocks.len()
     }
 
-    fn context(&self) -> usize {
+    fn max_positions(&self) -> usize {
         self.config.max_position_embeddings
     }
 
-    fn head(&self, x_btd: Tensor<3>) -> Tensor<3> {
+    fn head_logits(&self, x_btd: Tensor<3>) -> Tensor<3> {
         self.head.logits(x_btd)
     }
 

@@ -1,12 +1,11 @@
 //! GPT-2 as a [`Family`]: shape and limits.
 
 use super::parameters::{self, inner};
-use super::{Gpt2, cost, hf};
+use super::{cost, hf};
 use crate::cost::{Flops, Workload};
 use crate::family::{Family, HuggingFace, Size};
-use crate::{Batch, Decoder, Gpt2Config, Initial, ParameterSpec, Training};
-use burn::tensor::Device;
-use fsdp::{CallBytes, CallTraffic, Units};
+use crate::{Gpt2Config, Initial, ParameterSpec};
+use fsdp::{CallBytes, CallTraffic};
 use moe::MoeConfig;
 
 /// A GPT-2, known by its shape.
@@ -97,11 +96,6 @@ impl Family for Gpt2Family<'_> {
 
     fn traffic(&self, workload: &Workload) -> Vec<CallTraffic> {
         cost::traffic(self.shape, workload)
-    }
-
-    fn units(&self, training: &Training, device: &Device) -> Units<Batch> {
-        let model = Gpt2::new(self.shape, device);
-        model.calls(training).into_units(model)
     }
 
     fn hugging_face(&self) -> Box<dyn HuggingFace + '_> {

@@ -38,11 +38,11 @@ impl Decoder for Gpt2 {
         self.blocks.len()
     }
 
-    fn context(&self) -> usize {
+    fn max_positions(&self) -> usize {
         self.config.n_positions
     }
 
-    fn head(&self, x_btd: Tensor<3>) -> Tensor<3> {
+    fn head_logits(&self, x_btd: Tensor<3>) -> Tensor<3> {
         self.ends.logits(x_btd)
     }
 

@@ -1,12 +1,11 @@
 //! Llama as a [`Family`]: shape and limits.
 
-use super::{Llama, cost, hf, parameters};
+use super::{cost, hf, parameters};
 use crate::cost::{Flops, Workload};
 use crate::family::{Family, HuggingFace, Size};
 use crate::layers::mixture::mixture_count;
-use crate::{Batch, Decoder, Initial, LlamaConfig, ParameterSpec, Training};
-use burn::tensor::Device;
-use fsdp::{CallBytes, CallTraffic, Units};
+use crate::{Initial, LlamaConfig, ParameterSpec};
+use fsdp::{CallBytes, CallTraffic};
 use moe::MoeConfig;
 
 /// A Llama, known by its shape and its experts.
@@ -167,11 +166,6 @@ impl Family for LlamaFamily<'_> {
 
     fn selection_bias(&self, layer: usize) -> String {
         format!("blocks.{layer}.mlp.Moe.router.bias")
-    }
-
-    fn units(&self, training: &Training, device: &Device) -> Units<Batch> {
-        let model = Llama::new(self.shape, self.moe, device);
-        model.calls(training).into_units(model)
     }
 
     fn hugging_face(&self) -> Box<dyn HuggingFace + '_> {

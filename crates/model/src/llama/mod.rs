@@ -13,11 +13,11 @@ pub use config::LlamaConfig;
 pub(crate) use family::LlamaFamily;
 
 use crate::cache::{Chunk, LayerCache};
-use crate::layers::vocabulary::{self, VocabularyHead};
+use crate::layers::vocabulary::VocabularyHead;
 use crate::{BlockOutput, Initial, MicroBatch, Mlp, Parallel, RmsNorm, Rope, Targets};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Tensor};
 use comm::TensorParallel;
 use fused::Losses;
 use moe::MoeConfig;
@@ -145,13 +145,8 @@ impl LlamaHead {
     }
 }
 
-/// Embeds a rank's rows of tokens, `[b, t]` to `[b, s, d]`, with its part of the table of `vocab` tokens.
-pub fn embed(table: &Embedding, tokens_bt: Tensor<2, Int>, vocab: usize, tp: &TensorParallel) -> Tensor<3> {
-    vocabulary::embed(tp, table.weight.val(), tokens_bt, vocab)
-}
-
 /// [`LlamaHead::losses`] from the output of the final norm, with the token embedding as output matrix.
-pub fn tied_losses(
+fn tied_losses(
     table: &Embedding,
     normed_bsd: Tensor<3>,
     targets: Targets,

@@ -3,9 +3,11 @@
 //! With an output matrix of its own the head is one call. If the output matrix is the embedding, the head's unit holds
 //! the final norm only, and a second call of the embedding's unit computes the loss.
 
-use super::{Llama, LlamaHead, embed, tied_losses};
+use super::{Llama, LlamaBlock, LlamaHead, tied_losses};
 use crate::cache::{Chunk, LayerCache};
+use crate::layers::vocabulary;
 use crate::{Batch, Decoder, Training};
+use burn::nn::Embedding;
 use burn::tensor::{Int, Tensor};
 use fsdp::Calls;
 use fused::{embedding, linear, linear_transposed};
@@ -17,20 +19,11 @@ impl Decoder for Llama {
         calls.first(
             "embed",
             |llama: &Self| &llama.embed,
-            move |table, batch: &Batch| embed(table, batch.inputs_bt.clone(), vocab, &of),
+            move |table: &Embedding, batch: &Batch| {
+                vocabulary::embed(&of, table.weight.val(), batch.inputs_bt.clone(), vocab)
+            },
         );
-        for i in 0..self.blocks.len() {
-            let of = training.clone();
-            calls.then(
-                format!("blocks.{i}"),
-                move |llama: &Self| &llama.blocks[i],
-                move |block, x_bsd, batch| {
-                    let output = block.forward_over(x_bsd, &batch.micro, &of.parallel);
-                    output.record(&of.loads, i, &batch.micro);
-                    (output.x_btd, output.aux_loss)
-                },
-            );
-        }
+        training.add_blocks(&mut calls, (|llama: &Self| &llama.blocks, self.blocks.len()), LlamaBlock::forward_over);
         let (of, tp) = (training.clone(), training.parallel.sequences.tp.clone());
         match self.head.lm_head {
             None => {
@@ -58,11 +51,11 @@ impl Decoder for Llama {
         self.blocks.len()
     }
 
-    fn context(&self) -> usize {
+    fn max_positions(&self) -> usize {
         self.config.max_position_embeddings
     }
 
-    fn head(&self, x_btd: Tensor<3>) -> Tensor<3> {
+    fn head_logits(&self, x_btd: Tensor<3>) -> Tensor<3> {
         let normed_btd = self.head.norm.forward(x_btd);
         match &self.head.lm_head {
             Some(lm_head) => linear(normed_btd, lm_head.weight.val(), None),

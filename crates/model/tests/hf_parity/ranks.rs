@@ -2,10 +2,10 @@
 
 use super::common::{Loaded, load};
 use super::{GRADIENTS, LOGITS, found_gradients, gradients, ints};
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use comm::{CommError, Communicator, ContextParallel, Cut, Reduce, SequenceRanks, TensorParallel, run_ranks};
-use model::{DeepSeek, Gpt2, Llama, MicroBatch, Parallel, Sharding, Targets};
+use model::{Batch, Decoder, DeepSeek, Gpt2, Llama, MicroBatch, Parallel, Sharding, Targets, Training};
 use moe::MoeConfig;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -66,62 +66,21 @@ fn equals_transformers(name: &str, comm: &Communicator, tp: usize, in_one_row: b
         Sharding::Replicated | Sharding::Experts => None,
     });
     let sums = Sums { world: comm.clone(), context, cuts: cuts.collect() };
+    let batch = Batch { micro: batch, ..Batch::new(tokens, Targets::all(targets)) };
+    let expected_loss = stored_floats(&expected, "loss");
     match Loaded::from(pretrained) {
         Loaded::Gpt2(config, model) => {
             let expected_gradients = gradients(Gpt2::new(&config, &device), &path);
-            compare(
-                &parallel,
-                &sums,
-                model,
-                expected_gradients,
-                &stored_floats(&expected, "loss"),
-                |model, parallel| {
-                    let x = model.ends.embed(tokens.clone(), &batch, parallel);
-                    let x = model.blocks.iter().fold(x, |x, block| block.forward(x, &batch, parallel));
-                    model.ends.losses(x, Targets::all(targets.clone()), 0.0, parallel).cross_entropy
-                },
-            )
+            compare(parallel, &sums, model, expected_gradients, &expected_loss, &batch)
         }
         Loaded::Llama(config, moe, model) => {
             let expected_gradients = gradients(Llama::new(&config, moe.as_ref(), &device), &path);
-            compare(
-                &parallel,
-                &sums,
-                model,
-                expected_gradients,
-                &stored_floats(&expected, "loss"),
-                |model, parallel| {
-                    let (tp, vocab, targets) =
-                        (&parallel.sequences.tp, config.vocab_size, Targets::all(targets.clone()));
-                    let x = model::llama::embed(&model.embed, tokens.clone(), vocab, tp);
-                    let x = model.blocks.iter().fold(x, |x, block| block.forward_over(x, &batch, parallel).x_btd);
-                    let losses = match config.tie_word_embeddings {
-                        false => model.head.losses(x, targets, 0.0, vocab, tp),
-                        true => {
-                            let normed = model.head.norm.forward(x);
-                            model::llama::tied_losses(&model.embed, normed, targets, 0.0, vocab, tp)
-                        }
-                    };
-                    losses.cross_entropy
-                },
-            )
+            compare(parallel, &sums, model, expected_gradients, &expected_loss, &batch)
         }
         Loaded::DeepSeek(config, moe, model) => {
             let without_bias = MoeConfig { selection_bias: false, ..moe };
             let expected_gradients = gradients(DeepSeek::new(&config, &without_bias, &device), &path);
-            compare(
-                &parallel,
-                &sums,
-                model,
-                expected_gradients,
-                &stored_floats(&expected, "loss"),
-                |model, parallel| {
-                    let tp = &parallel.sequences.tp;
-                    let x = model::deepseek::embed(&model.embed, tokens.clone(), config.vocab_size, tp);
-                    let x = model.blocks.iter().fold(x, |x, block| block.forward_over(x, &batch, parallel).x_btd);
-                    model.head.losses(x, Targets::all(targets.clone()), 0.0, tp).cross_entropy
-                },
-            )
+            compare(parallel, &sums, model, expected_gradients, &expected_loss, &batch)
         }
     }
 }
@@ -134,21 +93,22 @@ struct Sums {
     cuts: BTreeMap<String, Cut>,
 }
 
-fn compare<M: Module>(
-    parallel: &Parallel,
+fn compare<M: Decoder>(
+    parallel: Parallel,
     sums: &Sums,
     model: M,
     expected_gradients: M,
     expected_loss: &[f32],
-    loss: impl Fn(&M, &Parallel) -> Tensor<1>,
+    batch: &Batch,
 ) -> Result<(), CommError> {
-    let tp = &parallel.sequences.tp;
+    let tp = parallel.sequences.tp.clone();
     let part = |module: M| module.map(&mut Part { path: vec![], tp: tp.clone(), cuts: &sums.cuts });
     let (model, expected_gradients) = (tracked(part(model)), part(expected_gradients));
     // Each context-parallel rank's loss is a mean over the same number of rows.
-    let loss = loss(&model, parallel) / sums.context.world_size() as f64;
+    let training = Training { parallel, ..Training::default() };
+    let loss = model.calls(&training).run(&model, batch).loss / sums.context.world_size() as f64;
     let of_backward = loss.clone().backward();
-    parallel.first_error.check()?;
+    training.parallel.first_error.check()?;
     let sum = |of: &Communicator, values: Vec<f32>| {
         let len = values.len();
         let values = Tensor::<1>::from_data(TensorData::new(values, [len]), &Device::flex());

@@ -2,8 +2,8 @@
 
 mod choices;
 
+use super::values::at_least_1;
 use crate::batch::{BatchMaker, check_documents};
-use crate::commands::at_least_1;
 use crate::device;
 use crate::error::TrainError;
 use crate::format::count;

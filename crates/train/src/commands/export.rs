@@ -1,7 +1,8 @@
 //! `train export`.
 
+use super::values::at_least_1;
+use super::{NotNew, check_new, check_new_file};
 use crate::atomic_write::write_safetensors;
-use crate::commands::{NotNew, at_least_1, check_new, check_new_file};
 use crate::error::TrainError;
 use crate::format::{count, human, human_count};
 use crate::saved::{Saved, SavedError};

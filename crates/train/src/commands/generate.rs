@@ -2,9 +2,8 @@
 
 mod continued;
 
-use super::values::{number, whole_number};
+use super::values::{at_least_1, number, whole_number};
 use crate::batch::check_tokens;
-use crate::commands::at_least_1;
 use crate::device;
 use crate::error::TrainError;
 use crate::format::count;

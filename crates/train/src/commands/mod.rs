@@ -19,7 +19,6 @@ mod values;
 use crate::run_folder::is_empty;
 use model::hf::{Folder, HfError};
 use std::path::{Path, PathBuf};
-use values::at_least_1;
 
 /// The destination already exists.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,6 @@
 //! `train prepare`.
 
-use crate::commands::at_least_1;
+use super::values::at_least_1;
 use crate::format::{count, human, human_count};
 use crate::terminal::say;
 use clap::Args;
