@@ -4,6 +4,7 @@
 //! units. On CubeCL's CPU runtime a unit is a thread that spins at barriers, so a cube has one unit there and barriers
 //! compile away.
 
+use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
@@ -110,6 +111,41 @@ pub fn vector_size(client: &Client, d: usize, dtype: DType) -> usize {
 /// Whether the elements of these tensors need 32-bit or 64-bit indices.
 pub fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
     tensors.map(CubeTensor::required_address_type).into_iter().max().unwrap_or_default()
+}
+
+/// How an elementwise kernel is launched: each unit takes vectors in a grid-stride loop.
+pub(crate) struct Elementwise {
+    pub client: Client,
+    pub count: CubeCount,
+    pub dim: CubeDim,
+    pub address: AddressType,
+    /// Elements of a vector.
+    pub vector: usize,
+    /// Number of vectors of each tensor.
+    pub vectors: usize,
+    pub dtype: ElemType,
+}
+
+/// Computes tensors of the shape and dtype of the first input, element by element, from inputs of that shape. No vector
+/// crosses a border of rows of `width` elements. `launch` launches the kernel with the inputs and the outputs, unless
+/// there are no elements.
+pub(crate) fn elementwise<const N: usize, const M: usize>(
+    inputs: [CubeTensor; N],
+    width: usize,
+    launch: impl FnOnce(Elementwise, [BufferArg; N], [BufferArg; M]),
+) -> [CubeTensor; M] {
+    let inputs = inputs.map(into_contiguous);
+    let first = &inputs[0];
+    let (len, client, address) = (first.meta.num_elements(), first.client.clone(), address_type([first]));
+    let (dtype, outputs) = (first.dtype, [(); M].map(|()| empty_like(first)));
+    if len > 0 {
+        let vector = vector_size(&client, width, dtype);
+        let (vectors, dtype) = (len / vector, dtype_to_elem_type(dtype));
+        let (count, dim) = over_items(&client, vectors);
+        let how = Elementwise { client, count, dim, address, vector, vectors, dtype };
+        launch(how, inputs.map(Elements::elements), outputs.clone().map(Elements::elements));
+    }
+    outputs
 }
 
 /// A tensor as a kernel argument.

@@ -3,42 +3,35 @@
 
 use super::DropoutOps;
 use super::{DropoutRule, GAMMA};
-use crate::cube::launch::{Elements, address_type, empty_like, over_items, vector_size};
+use crate::cube::launch::elementwise;
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use crate::cube::rounded;
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 impl DropoutOps for CubeBackend {
     fn fused_dropout(x: CubeTensor, rule: DropoutRule) -> CubeTensor {
-        let (len, dtype, x) = (x.shape().num_elements(), x.dtype, into_contiguous(x));
-        let y = empty_like(&x);
-        if len > 0 {
-            let vector = vector_size(&x.client, rule.row_len, dtype);
-            let (count, dim) = over_items(&x.client, len / vector);
+        let [y] = elementwise([x], rule.row_len, |at, [x], [y]| {
             dropout_kernel::launch(
-                &x.client.clone(),
-                count,
-                dim,
-                address_type([&x]),
-                vector,
-                x.elements(),
-                y.clone().elements(),
-                len / vector,
-                rule.row_len / vector,
+                &at.client,
+                at.count,
+                at.dim,
+                at.address,
+                at.vector,
+                x,
+                y,
+                at.vectors,
+                rule.row_len / at.vector,
                 rule.key.key,
                 rule.key.first_row,
                 rule.key.first_index,
                 rule.threshold,
                 rule.scale,
-                dtype_to_elem_type(dtype),
+                at.dtype,
             );
-        }
+        });
         y
     }
 }

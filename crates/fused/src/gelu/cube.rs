@@ -1,37 +1,21 @@
 //! The kernels of [`gelu`](super): each unit takes vectors of elements in a grid-stride loop.
 
 use super::{GeluBackwardOps, GeluOps};
-use crate::cube::launch::{Elements, address_type, empty_like, over_items, vector_size};
+use crate::cube::launch::elementwise;
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use crate::cube::{rounded, sigmoid};
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cpu::math::{GELU_CUBIC, GELU_FACTOR};
 use cubecl::prelude::*;
 
 impl GeluOps for CubeBackend {
     fn fused_gelu(x: CubeTensor) -> CubeTensor {
-        let (len, dtype, x) = (x.shape().num_elements(), x.dtype, into_contiguous(x));
-        let y = empty_like(&x);
-        if len > 0 {
-            let vector = vector_size(&x.client, len, dtype);
-            let (count, dim) = over_items(&x.client, len / vector);
-            gelu_kernel::launch(
-                &x.client.clone(),
-                count,
-                dim,
-                address_type([&x]),
-                vector,
-                x.elements(),
-                y.clone().elements(),
-                len / vector,
-                dtype_to_elem_type(dtype),
-            );
-        }
+        let len = x.meta.num_elements();
+        let [y] = elementwise([x], len, |at, [x], [y]| {
+            gelu_kernel::launch(&at.client, at.count, at.dim, at.address, at.vector, x, y, at.vectors, at.dtype);
+        });
         y
     }
 }
@@ -59,25 +43,11 @@ fn gate<V: Size>(x: Vector<f32, V>) -> Vector<f32, V> {
 
 impl GeluBackwardOps for CubeBackend {
     fn fused_gelu_backward(x: CubeTensor, d_y: CubeTensor) -> CubeTensor {
-        let (len, dtype) = (x.shape().num_elements(), x.dtype);
-        let (x, d_y) = (into_contiguous(x), into_contiguous(d_y));
-        let d_x = empty_like(&x);
-        if len > 0 {
-            let vector = vector_size(&x.client, len, dtype);
-            let (count, dim) = over_items(&x.client, len / vector);
-            gelu_backward_kernel::launch(
-                &x.client.clone(),
-                count,
-                dim,
-                address_type([&x]),
-                vector,
-                x.elements(),
-                d_y.elements(),
-                d_x.clone().elements(),
-                len / vector,
-                dtype_to_elem_type(dtype),
-            );
-        }
+        let len = x.meta.num_elements();
+        let [d_x] = elementwise([x, d_y], len, |at, [x, d_y], [d_x]| {
+            let (count, dim, address) = (at.count, at.dim, at.address);
+            gelu_backward_kernel::launch(&at.client, count, dim, address, at.vector, x, d_y, d_x, at.vectors, at.dtype);
+        });
         d_x
     }
 }

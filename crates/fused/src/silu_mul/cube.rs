@@ -3,38 +3,21 @@
 //! Inputs are read once and outputs are written once, in the widest vectors that the device loads.
 
 use super::{SiluMulBackwardOps, SiluMulOps};
-use crate::cube::launch::{Elements, address_type, empty_like, over_items, vector_size};
+use crate::cube::launch::elementwise;
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use crate::cube::{rounded, sigmoid};
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 impl SiluMulOps for CubeBackend {
     fn fused_silu_mul(gate: CubeTensor, up: CubeTensor) -> CubeTensor {
-        let (len, dtype) = (gate.shape().num_elements(), gate.dtype);
-        let (gate, up) = (into_contiguous(gate), into_contiguous(up));
-        let y = empty_like(&gate);
-        if len > 0 {
-            let vector = vector_size(&gate.client, len, dtype);
-            let (count, dim) = over_items(&gate.client, len / vector);
-            silu_mul_kernel::launch(
-                &gate.client.clone(),
-                count,
-                dim,
-                address_type([&gate]),
-                vector,
-                gate.elements(),
-                up.elements(),
-                y.clone().elements(),
-                len / vector,
-                dtype_to_elem_type(dtype),
-            );
-        }
+        let len = gate.meta.num_elements();
+        let [y] = elementwise([gate, up], len, |at, [gate, up], [y]| {
+            let (count, dim, address) = (at.count, at.dim, at.address);
+            silu_mul_kernel::launch(&at.client, count, dim, address, at.vector, gate, up, y, at.vectors, at.dtype);
+        });
         y
     }
 }
@@ -57,28 +40,13 @@ fn silu_mul_kernel<F: Float, V: Size>(
 
 impl SiluMulBackwardOps for CubeBackend {
     fn fused_silu_mul_backward(gate: CubeTensor, up: CubeTensor, d_y: CubeTensor) -> (CubeTensor, CubeTensor) {
-        let (len, dtype) = (gate.shape().num_elements(), gate.dtype);
-        let (gate, up, d_y) = (into_contiguous(gate), into_contiguous(up), into_contiguous(d_y));
-        let (d_gate, d_up) = (empty_like(&gate), empty_like(&gate));
-        if len > 0 {
-            let vector = vector_size(&gate.client, len, dtype);
-            let (count, dim) = over_items(&gate.client, len / vector);
+        let len = gate.meta.num_elements();
+        elementwise([gate, up, d_y], len, |at, [gate, up, d_y], [d_gate, d_up]| {
             silu_mul_backward_kernel::launch(
-                &gate.client.clone(),
-                count,
-                dim,
-                address_type([&gate]),
-                vector,
-                gate.elements(),
-                up.elements(),
-                d_y.elements(),
-                d_gate.clone().elements(),
-                d_up.clone().elements(),
-                len / vector,
-                dtype_to_elem_type(dtype),
+                &at.client, at.count, at.dim, at.address, at.vector, gate, up, d_y, d_gate, d_up, at.vectors, at.dtype,
             );
-        }
-        (d_gate, d_up)
+        })
+        .into()
     }
 }
 
