@@ -10,7 +10,8 @@ use fused::{
     dropout, embedding, flatten, gelu, layer_norm, linear_add_layer_norm, linear_add_rms_norm, linear_cross_entropy,
     linear_cross_entropy_transposed, rms_norm, rope, rope_halves, silu_mul, sum_of_squares,
 };
-use test_kit::kernels::{self, Output, Random, Scale};
+use test_kit::Random;
+use test_kit::kernels::{self, Output, Scale};
 use test_kit::{float, floats};
 
 const ALL: &[DType] = &[DType::F32, DType::BF16, DType::F16];

@@ -11,7 +11,8 @@ use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
 use moe::kernels::permute::{permute, unpermute};
 use moe::kernels::reroute::{RerouteRule, reroute};
 use moe::kernels::route::{GateRule, Noise, SelectRule, count, gates, scores, select};
-use test_kit::kernels::{self, Output, Random, Scale};
+use test_kit::Random;
+use test_kit::kernels::{self, Output, Scale};
 use test_kit::{float, int, ints};
 
 /// Checks that the outputs on the test device equal those on flex.

@@ -79,20 +79,3 @@ fn rounding(dtype: DType) -> f32 {
         _ => 4e-6,
     }
 }
-
-/// Pseudo-random arguments (a linear congruential generator).
-#[derive(Debug, Clone)]
-pub struct Random(pub u64);
-
-impl Random {
-    /// Draws a number below `bound`.
-    pub fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as usize % bound
-    }
-
-    /// Draws numbers in -2..2, in steps of `1 / steps`.
-    pub fn floats(&mut self, len: usize, steps: usize) -> Vec<f32> {
-        (0..len).map(|_| self.below(4 * steps) as f32 / steps as f32 - 2.0).collect()
-    }
-}

@@ -40,4 +40,9 @@ impl Random {
     pub fn below(&mut self, end: usize) -> usize {
         (self.bits() % end.max(1) as u64) as usize
     }
+
+    /// Draws numbers in -2..2, in steps of `1 / steps`.
+    pub fn floats(&mut self, len: usize, steps: usize) -> Vec<f32> {
+        (0..len).map(|_| self.below(4 * steps) as f32 / steps as f32 - 2.0).collect()
+    }
 }
