@@ -1,5 +1,5 @@
-//! The unsafe code at sizes that Miri, valgrind and sanitizers can run: uninitialized memory, disjoint parts of memory for
-//! tasks, rows of attention heads, and matrix products on every vector path of this processor.
+//! The unsafe code at sizes that Miri, valgrind and sanitizers can run: uninitialized memory, disjoint parts of memory
+//! for tasks, rows of attention heads, and matrix products on every vector path of this processor.
 
 use cpu::gemm::{Epilogue, Matrix, Product, products_with};
 use cpu::heads::{Target, View};

@@ -21,8 +21,8 @@ struct Mlp {
 }
 
 impl Mlp {
-    /// The forward: from the batch, from the previous activation, and to the loss. Each call names the part of the model
-    /// that computes it, which becomes a unit.
+    /// The forward: from the batch, from the previous activation, and to the loss. Each call names the part of the
+    /// model that computes it, which becomes a unit.
     fn calls(&self) -> Calls<Self, Tensor<3>> {
         let mut calls = Calls::new();
         calls.first("input", |mlp: &Self| &mlp.input, |linear, x: &Tensor<3>| linear.forward(x.clone()));

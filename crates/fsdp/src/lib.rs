@@ -1,8 +1,8 @@
 //! Sharded training, unit by unit, in one stage or in a pipeline of several stages.
 //!
 //! A *unit* is an ordinary Burn module whose parameters are kept, gathered and freed together, for example a
-//! transformer block. A model is passed as [`Units`]: modules, and the calls that a forward makes to them. [`Calls`] makes
-//! them of one module, whose forward on one device is then the same list. This crate knows no model and no token.
+//! transformer block. A model is passed as [`Units`]: modules, and the calls that a forward makes to them. [`Calls`]
+//! makes them of one module, whose forward on one device is then the same list. This crate knows no model and no token.
 //!
 //! ```text
 //! forward   for each call:            gather (prefetched while the previous one computes) -> bind -> run -> free

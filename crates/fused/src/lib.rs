@@ -5,25 +5,29 @@
 //! products, such compositions take most of a training step.
 //!
 //! Each operation is a module that holds its formula, the CPU loop over rows (vectorized for the processor and spread
-//! over its cores with [`cpu`]) and the GPU kernel. It declares the operation as an extension of Burn's backends: in one
-//! trait that the tape records and, if the gradient has kernels of its own, in a second one without `Autodiff`. Where a
-//! backend is not among those that the traits list, a call does not compile, or panics; nothing falls back silently to a
-//! composition.
-//! Operations take f32, bf16 and f16, compute in f32 and round once. Numbers called statistics are f32 in any case.
+//! over its cores with [`cpu`]) and the GPU kernel. It declares the operation as an extension of Burn's backends: in
+//! one trait that the tape records and, if the gradient has kernels of its own, in a second one without `Autodiff`.
+//! Where a backend is not among those that the traits list, a call does not compile, or panics; nothing falls back
+//! silently to a composition. Operations take f32, bf16 and f16, compute in f32 and round once. Numbers called
+//! statistics are f32 in any case.
 //!
 //! | function | formula | kept for the backward |
 //! |---|---|---|
-//! | [`linear`], [`linear_gelu`], [`linear_add`] | `x W + b`, all rows in one product; GELU of it; a residual added | `x`, `W`; `x W + b` |
+//! | [`linear`] | `x W + b`, all rows in one product | `x`, `W` |
+//! | [`linear_gelu`] | GELU of it | also `x W + b` |
+//! | [`linear_add`] | a residual added to it | `x`, `W` |
 //! | [`gelu`] | `x / (1 + exp(-2 sqrt(2/pi) (x + 0.044715 x^3)))`, the tanh form | `x` |
 //! | [`silu_mul`] | `gate / (1 + exp(-gate)) * up` | `gate`, `up` |
-//! | [`causal_attention`], [`causal_self_attention`], [`latent_attention`] | `softmax(mask(scale q k^T)) v`, one tile of scores at a time | the inputs, the result, one number per row |
-//! | [`linear_cross_entropy`] | mean of `log(sum(exp(x W))) - (x W)[target]`, a few rows of logits at a time | the gradients |
+//! | [`causal_attention`] | `softmax(mask(scale q k^T)) v`, one tile of scores at a time | inputs, result, a number per row |
+//! | [`causal_self_attention`], [`latent_attention`] | the same, from other layouts of the inputs | the same |
+//! | [`linear_cross_entropy`] | mean of `log(sum(exp(x W))) - (x W)[target]`, a few rows at a time | the gradients |
 //! | [`embedding`] | rows of a table | the tokens |
 //! | [`layer_norm`], [`rms_norm`] | over the last dimension, with gain | `x`, gain |
-//! | [`linear_add_layer_norm`], [`linear_add_rms_norm`] | `h = residual + x W + b`, and the norm of `h` | `x`, `W`, `h`, gain |
+//! | [`linear_add_layer_norm`], [`linear_add_rms_norm`] | `h = residual + x W + b`, its norm | `x`, `W`, `h`, gain |
 //! | [`rope`], [`rope_halves`] | rotation of interleaved pairs, of halves | |
 //! | [`dropout`] | 0, or `x / (1 - p)`, by a hash of the element's position in the global batch | |
-//! | [`adamw`], [`sum_of_squares`], [`clip_factor`] | one optimizer step, the squared norm of a gradient, the factor that clips it | |
+//! | [`adamw`] | one optimizer step | |
+//! | [`sum_of_squares`], [`clip_factor`] | the squared norm of a gradient, and the factor that clips it | |
 //! | [`flatten`] | copies tensors, such as gradients, to their offsets in one buffer | |
 //!
 //! # Example

@@ -82,7 +82,8 @@ impl MicroBatch {
         Some(&self.documents.as_ref()?.first_keys_bt)
     }
 
-    /// [`first_keys`](Self::first_keys) of `b` rows at these positions, for attention to the `window` tokens up to a position.
+    /// [`first_keys`](Self::first_keys) of `b` rows at these positions, for attention to the `window` tokens up to a
+    /// position.
     pub(crate) fn first_keys_within(
         &self,
         window: Option<usize>,

@@ -111,8 +111,8 @@ impl Cache {
 }
 
 impl LayerCache {
-    /// Appends `[b, heads, t, width]` to each buffer and returns all columns in use, `[b, heads, columns, width]`. There
-    /// are at most two buffers, the same ones in each call.
+    /// Appends `[b, heads, t, width]` to each buffer and returns all columns in use, `[b, heads, columns, width]`.
+    /// There are at most two buffers, the same ones in each call.
     ///
     /// # Panics
     /// If there are more, or the shapes differ from those of the call before.

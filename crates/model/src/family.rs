@@ -1,8 +1,8 @@
 //! What a run must know of a model before it exists.
 //!
 //! A family is a folder: `config` (shape and limits), the modules, `parameters`, `family` (this trait), `units` (the
-//! calls of a forward), `cost` (what the calls cost) and `hf` (Hugging Face's names). A new family adds its folder, and a
-//! variant of [`ModelConfig`](crate::ModelConfig) and [`AnyModel`](crate::AnyModel).
+//! calls of a forward), `cost` (what the calls cost) and `hf` (Hugging Face's names). A new family adds its folder, and
+//! a variant of [`ModelConfig`](crate::ModelConfig) and [`AnyModel`](crate::AnyModel).
 
 use crate::Initial;
 use crate::cost::{Flops, Workload};
@@ -47,8 +47,8 @@ pub trait Family {
     /// Sizes of the model's matrices; the largest one is named if the model is too large.
     fn sizes(&self) -> Vec<Size>;
 
-    /// Sizes per token in the largest tensors of a forward over a context of this size, which must not overflow; a tensor
-    /// has the product of its sizes.
+    /// Sizes per token in the largest tensors of a forward over a context of this size, which must not overflow; a
+    /// tensor has the product of its sizes.
     fn activations(&self, context: Size) -> Vec<Vec<Size>>;
 
     /// What the number of tensor-parallel ranks must divide: heads and columns. A size of 1 allows no tensor

@@ -67,8 +67,8 @@ impl ModelConfig {
         }
     }
 
-    /// The model as sharding units, one for each part that its [`calls`](Decoder::calls) name. A unit's name is the path
-    /// of its part in the model, so a parameter's name in a checkpoint is its path.
+    /// The model as sharding units, one for each part that its [`calls`](Decoder::calls) name. A unit's name is the
+    /// path of its part in the model, so a parameter's name in a checkpoint is its path.
     pub fn units(&self, moe: Option<&MoeConfig>, training: &Training, device: &Device) -> Units<Batch> {
         fn of<M: Decoder>(model: M, training: &Training) -> Units<Batch> {
             model.calls(training).into_units(model)

@@ -19,7 +19,8 @@ const T: usize = 12;
 const SEED: u64 = 2;
 const PLACE: StepContext = StepContext { seed: 1, step: 2, first_row: 3 };
 
-/// Uses every feature: grouped heads, biases, norms of queries and keys, a window, a tied head, scaled positions, experts.
+/// Uses every feature: grouped heads, biases, norms of queries and keys, a window, a tied head, scaled positions,
+/// experts.
 fn llama(moe: Option<&MoeConfig>) -> Llama {
     let config = LlamaConfig {
         vocab_size: VOCAB,

@@ -225,7 +225,8 @@ pub(crate) fn open_data(
         options.tokenizer = Some(TokenizerSpec::Path(checkpoint.path().into()));
     }
     let prepared = data::open(source, &options)?;
-    // Not by the name in the metadata: whoever prepared the same text first may have given a folder with this tokenizer.
+    // Not by the name in the metadata: whoever prepared the same text first may have given a folder with this
+    // tokenizer.
     let tokenizer = prepared.tokenizer.as_ref().filter(|_| prepared.meta.is_some());
     let bytes = tokenizer.is_some_and(|tokenizer| tokenizer.same_as(&Tokenizer::byte()));
     match bytes && !has_tokenizer {

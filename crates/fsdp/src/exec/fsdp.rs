@@ -226,8 +226,8 @@ impl<B: 'static> Fsdp<B> {
         Ok(sums.chunks(2).map(of).map(|(loss, weight)| (loss / weight, weight)).collect())
     }
 
-    /// Adds `delta` to a parameter, separately from its gradient. Its name is the unit's name, a dot, and its path in the
-    /// module. All ranks pass the same `delta`. Copies of parameters are updated with the step, so call this in
+    /// Adds `delta` to a parameter, separately from its gradient. Its name is the unit's name, a dot, and its path in
+    /// the module. All ranks pass the same `delta`. Copies of parameters are updated with the step, so call this in
     /// `before_step` of [`train_step_with`](Self::train_step_with).
     ///
     /// # Panics
@@ -237,9 +237,9 @@ impl<B: 'static> Fsdp<B> {
         self.units[unit].add_to_parameter(name, delta);
     }
 
-    /// Returns `model` with the whole parameters in fp32 if `keep`. The name of each unit must be the path of its module
-    /// in the model, as [`Calls`](crate::Calls) has it. This is a collective: every rank calls it, and one that keeps
-    /// nothing holds the parameters of one unit at a time.
+    /// Returns `model` with the whole parameters in fp32 if `keep`. The name of each unit must be the path of its
+    /// module in the model, as [`Calls`](crate::Calls) has it. This is a collective: every rank calls it, and one that
+    /// keeps nothing holds the parameters of one unit at a time.
     ///
     /// # Errors
     /// Returns an error if a rank fails.

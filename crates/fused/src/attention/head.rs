@@ -112,8 +112,8 @@ impl<const P: usize> Head<'_, P> {
             to_k.iter().zip(self.d).for_each(|(to, width)| unsafe { clear(*to, 0..self.s, width) });
             unsafe { clear(to_v, 0..self.s, self.dv) };
         }
-        // The last tile comes first. Without first keys it sees all keys, so it sets their gradients and the others add to
-        // them.
+        // The last tile comes first. Without first keys it sees all keys, so it sets their gradients and the others add
+        // to them.
         for (first, end) in self.tiles() {
             let (rows, tile) = (end - first, self.tile(first, end));
             let add = add || end < self.t || !self.first_keys.is_empty();

@@ -27,11 +27,11 @@
 //! 2307.08691). The result of a row depends only on its query and on the keys up to it. Its bits do not change with the
 //! rest of the batch.
 //!
-//! For document masking and sliding windows, `first_keys`, `[b, t]`, holds the first key that each query sees, which adds
-//! the condition `j >= first_keys[i]`. They never decrease along a sequence. Tiles of keys that no query of a tile sees
-//! are skipped, so that the work is the sum of the squared document lengths, or with a window of w keys about w per
-//! query. Rows then have the same bits if the same documents precede them. A query that sees no key has the result 0 and
-//! an `l` of -1e30.
+//! For document masking and sliding windows, `first_keys`, `[b, t]`, holds the first key that each query sees, which
+//! adds the condition `j >= first_keys[i]`. They never decrease along a sequence. Tiles of keys that no query of a tile
+//! sees are skipped, so that the work is the sum of the squared document lengths, or with a window of w keys about w
+//! per query. Rows then have the same bits if the same documents precede them. A query that sees no key has the result
+//! 0 and an `l` of -1e30.
 //!
 //! ```text
 //! first_keys 0 0 0 3 3 5 5 5         three documents in a row of 8
@@ -46,7 +46,9 @@
 //! |---|---|---|---|
 //! | [`causal_attention`] | `q_bhtd` | `k_bgsd`, of g heads | `v_bgsv` |
 //! | [`causal_self_attention`] | | `[b, t, 3 heads d]`, one product | |
-//! | [`latent_attention`] | `[b, t, heads (nope + rope)]` | `nope` of `[b, t, heads (nope + v)]`, and one rotated part for all heads, `[b, t, rope]` | its `v` |
+//! | [`latent_attention`] | `[b, t, heads (nope + rope)]` | `nope` of `kv`; `[b, t, rope]` for all heads | `v` of `kv` |
+//!
+//! Here `kv` is `[b, t, heads (nope + v)]`.
 
 mod autodiff;
 #[cfg(feature = "cubecl")]
@@ -105,8 +107,8 @@ pub fn causal_attention(
 /// `dropout` is a probability and a key. `first_keys`, `[b, t]`, masks documents: the first key that each query sees.
 ///
 /// # Panics
-/// If the arguments do not have these shapes and a type of f32, bf16 or f16, if a width or `heads` is 0, or if first keys
-/// are not i32 or i64.
+/// If the arguments do not have these shapes and a type of f32, bf16 or f16, if a width or `heads` is 0, or if first
+/// keys are not i32 or i64.
 pub fn causal_self_attention(
     qkv: Tensor<3>,
     heads: usize,
@@ -131,12 +133,12 @@ pub fn causal_self_attention(
 ///
 /// # Shapes
 /// `q`: `[b, t, heads (nope + rope)]`, in each head the unrotated part first; `kv`: `[b, t, heads (nope + v)]`, in each
-/// head the key first; `k_rope`: `[b, t, rope]`; the table: `[t, rope / 2]`; the result: `[b, t, heads v]`. `first_keys`,
-/// `[b, t]`, masks documents: the first key that each query sees.
+/// head the key first; `k_rope`: `[b, t, rope]`; the table: `[t, rope / 2]`; the result: `[b, t, heads v]`.
+/// `first_keys`, `[b, t]`, masks documents: the first key that each query sees.
 ///
 /// # Panics
-/// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width or `heads` is 0, or if first keys
-/// are not i32 or i64.
+/// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width or `heads` is 0, or if first
+/// keys are not i32 or i64.
 pub fn latent_attention(
     q: Tensor<3>,
     kv: Tensor<3>,
@@ -179,8 +181,8 @@ pub fn latent_attention(
 /// The operation in its three layouts, which the tape records.
 #[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
 pub(crate) trait AttentionOps: Backend {
-    /// Maps `q_bhtd`, `k_bhsd` and `v_bhsv` to `y_bthv` and the statistic `l_bht`. Here and below, `first_keys_bt` holds
-    /// the first key that each query sees; it is empty if that is key 0 for all.
+    /// Maps `q_bhtd`, `k_bhsd` and `v_bhsv` to `y_bthv` and the statistic `l_bht`. Here and below, `first_keys_bt`
+    /// holds the first key that each query sees; it is empty if that is key 0 for all.
     #[fusion(meta = |q, _, v, _, _| {
         let [b, heads, t] = [0, 1, 2].map(|dim| q.shape[dim]);
         (spec([b, t, heads, v.shape[3]], q.dtype), statistic([b, heads, t]))

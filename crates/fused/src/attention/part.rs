@@ -36,12 +36,12 @@ impl AttentionPart {
     /// Maps `q_bhtd`, `k_bgsd` and `v_bgsv` to `y_bthv` and to the log-sum-exp of scores, `l_bht`, in f32. As in
     /// [`causal_attention`](crate::causal_attention), g divides h.
     ///
-    /// `l` is -1e30 if a query sees no key. `first_keys_bt` holds the position in the sequence of the first key that each
-    /// query sees, as in [`causal_self_attention`](crate::causal_self_attention).
+    /// `l` is -1e30 if a query sees no key. `first_keys_bt` holds the position in the sequence of the first key that
+    /// each query sees, as in [`causal_self_attention`](crate::causal_self_attention).
     ///
     /// # Panics
-    /// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width is 0, if first keys are not
-    /// i32 or i64, or if queries and keys at the same positions differ in number.
+    /// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width is 0, if first keys are
+    /// not i32 or i64, or if queries and keys at the same positions differ in number.
     pub fn forward(&self, [q, k, v]: [Tensor<4>; 3], first_keys_bt: Option<Tensor<2, Int>>) -> (Tensor<4>, Tensor<3>) {
         let call = Call("AttentionPart::forward");
         let rule = self.rule(call, self.check(call, [&q, &k, &v]));

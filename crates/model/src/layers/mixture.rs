@@ -14,7 +14,8 @@ pub(crate) fn swiglu(name: &str, d: usize, h: usize) -> [ParameterSpec; 3] {
     ]
 }
 
-/// The number of parameters of a [`MoeLayer`](moe::MoeLayer) of width `d`, in floating point so that it cannot overflow.
+/// The number of parameters of a [`MoeLayer`](moe::MoeLayer) of width `d`, in floating point so that it cannot
+/// overflow.
 pub(crate) fn mixture_count(d: f64, moe: &MoeConfig) -> f64 {
     let (experts, width) = (moe.num_experts as f64, moe.moe_intermediate_size as f64);
     let router = experts * (d + f64::from(u8::from(moe.selection_bias)));

@@ -20,8 +20,8 @@ pub struct YarnConfig {
     pub beta_slow: f64,
     /// Gives the numerator of the factor on cosine and sine, `0.1 * mscale * ln(factor) + 1`; 0 means unset.
     pub mscale: f64,
-    /// Gives the denominator of that factor in the same way; the denominator's square also multiplies the softmax scale.
-    /// 0 means unset.
+    /// Gives the denominator of that factor in the same way; the denominator's square also multiplies the softmax
+    /// scale. 0 means unset.
     pub mscale_all_dim: f64,
 }
 

@@ -89,8 +89,8 @@ impl Card {
         self.memory.total()
     }
 
-    /// Allocates at a multiple of 256 bytes, as `cuMemAlloc` promises, and what fills a page of a card at the start of a page:
-    /// nobody promises that, but cards do it and programs, among them Taichi, rely on it.
+    /// Allocates at a multiple of 256 bytes, as `cuMemAlloc` promises, and what fills a page of a card at the start of
+    /// a page: nobody promises that, but cards do it and programs, among them Taichi, rely on it.
     ///
     /// # Errors
     /// Out of memory, which stderr explains.

@@ -46,7 +46,8 @@ impl Shape {
         })
     }
 
-    /// Bytes from the first to the last, in the source and in the destination; none if those are more than there are addresses.
+    /// Bytes from the first to the last, in the source and in the destination; none if those are more than there are
+    /// addresses.
     fn extent(self) -> Option<(usize, usize)> {
         if self.width == 0 || self.height == 0 || self.depth == 0 {
             return Some((0, 0));

@@ -1,6 +1,7 @@
 //! The functions that fill memory of a card with a value.
 //!
-//! They do not hold up the host, but where the memory is the host's own: such a fill has happened when the call returns.
+//! They do not hold up the host, but where the memory is the host's own: such a fill has happened when the call
+//! returns.
 
 use crate::abi::{CUdeviceptr, CUstream};
 use crate::call::{api, refuse};

@@ -246,7 +246,8 @@ api! {
         out(to, found.ok_or(Code::INVALID_VALUE)?)
     }
     fn cuGraphInstantiateWithFlags(to: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) {
-        // 1 frees at each launch what the graph allocated, 2 uploads, 4 launches from a card, 8 takes priorities of nodes.
+        // 1 frees at each launch what the graph allocated, 2 uploads, 4 launches from a card, 8 takes priorities of
+        // nodes.
         if flags > 15 || flags & 5 == 5 {
             return Err(Code::INVALID_VALUE);
         }

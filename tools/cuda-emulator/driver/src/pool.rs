@@ -1,7 +1,7 @@
 //! Allocation in stream order, and the pools that it takes from.
 //!
-//! An address can be used from the call on. A free happens when its turn in the stream comes, so that work of another stream
-//! that should have come before meets freed memory.
+//! An address can be used from the call on. A free happens when its turn in the stream comes, so that work of another
+//! stream that should have come before meets freed memory.
 
 use crate::abi::{CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUmemPoolProps, CUmemoryPool, CUstream};
 use crate::call::{api, out, say_once, values};

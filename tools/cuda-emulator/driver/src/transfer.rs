@@ -1,9 +1,9 @@
 //! The functions that copy: between host and card, on a card, between cards, by rows and by planes.
 //!
-//! What the host may rely on is what the API documents, and no more. From memory that is not pinned, bytes are taken at the
-//! call, and the rest happens in stream order. A copy to such memory has happened when the call returns. Pinned memory is
-//! read or written when the copy's turn comes. A synchronous copy on a card, or from memory that is not pinned, does not
-//! hold up the host.
+//! What the host may rely on is what the API documents, and no more. From memory that is not pinned, bytes are taken at
+//! the call, and the rest happens in stream order. A copy to such memory has happened when the call returns. Pinned
+//! memory is read or written when the copy's turn comes. A synchronous copy on a card, or from memory that is not
+//! pinned, does not hold up the host.
 
 use crate::abi::{CU_STREAM_LEGACY, CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUcontext, CUdeviceptr, CUstream};
 use crate::abi::{MEMORY_DEVICE, MEMORY_HOST, MEMORY_UNIFIED};

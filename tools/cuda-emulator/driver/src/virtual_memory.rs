@@ -1,7 +1,7 @@
 //! Virtual memory: addresses that are reserved, bytes that are made, and mappings of one to the other.
 //!
-//! A range can be used once `cuMemSetAccess` has given its card access. Addresses belong to the card that was current when they were
-//! reserved, and only bytes of that card can be mapped there.
+//! A range can be used once `cuMemSetAccess` has given its card access. Addresses belong to the card that was current
+//! when they were reserved, and only bytes of that card can be mapped there.
 
 use crate::abi::{CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation};
 use crate::call::{api, out, refuse, say, unsupported, values};

@@ -100,8 +100,8 @@ fn results_of_f64_are_rounded_in_their_direction_everywhere() {
 
 #[test]
 fn approximations_of_f64_look_at_upper_halves_and_flush() {
-    // "rcp.approx.ftz.f64", "rsqrt.approx.ftz.f64": the least significant 32 bits of the operand are ignored, and subnormal
-    // operands and results are zeros of their sign.
+    // "rcp.approx.ftz.f64", "rsqrt.approx.ftz.f64": the least significant 32 bits of the operand are ignored, and
+    // subnormal operands and results are zeros of their sign.
     wide(&[
         ("rcp.approx.ftz.f64 %d1, 0d7feffffffff00000; mov.b64 %rd1, %d1;", 0),
         ("rcp.approx.ftz.f64 %d1, 0dffe8000000000000; mov.b64 %rd1, %d1;", 1 << 63),

@@ -3,7 +3,8 @@
 //! The assignments of a group, in order, are divided into chunks of `units * items`; no chunk spans two groups.
 //!
 //! ```text
-//! histogram   a cube per chunk    counts[chunk, e]: assignments to e in the chunk, in shared memory; assignment_of = -1
+//! histogram   a cube per chunk    counts[chunk, e]: assignments to e in the chunk, in shared memory;
+//!                                 assignment_of = -1
 //! scan        a cube for some     counts[chunk, e] becomes the number before the chunk in its group; totals[group, e]
 //!             experts of a group
 //! place       a unit per expert   kept, expert_offsets, and begins[group, e], the group's first row of the expert
@@ -46,7 +47,8 @@ impl DispatchOps for CubeBackend {
         // The size of shared memory is fixed at compile time: the next power of two, so that few kernels are compiled.
         let table = e.next_power_of_two();
         let shared_memory = SHARED_MEMORY.min(client.properties().hardware.max_shared_memory_size);
-        // A column has an odd stride, one more than the units. From 512 experts on, there is room for less than a plane.
+        // A column has an odd stride, one more than the units. From 512 experts on, there is room for less than a
+        // plane.
         let units_fit = ((shared_memory / (4 * table)).next_power_of_two() / 2).max(1);
         let chunk_units = units(&client, UNITS.min(units_fit)).min(units_fit);
         let items = (n * k).div_ceil(chunk_units * CHUNKS).max(ITEMS);

@@ -104,7 +104,7 @@ impl DispatchRule {
 pub struct Dispatched {
     /// Row of each assignment, `[k, n]`; -1 if dropped.
     pub row_of_kn: Tensor<2, Int>,
-    /// Token in each row, `[r]`, as its assignment `j * n + t`; -1 if empty.
+    /// The assignment `j * n + t` in each row, `[r]`; -1 if empty.
     pub assignment_of_r: Tensor<1, Int>,
     /// First row of each expert, followed by the end of the last one, `[e + 1]`.
     pub expert_offsets: Tensor<1, Int>,
@@ -180,10 +180,10 @@ impl<B: DispatchOps, C: CheckpointStrategy> DispatchOps for Autodiff<B, C> {
 
 /// Rows of assignments, assignments of rows, offsets of experts, and kept counts.
 struct Placed {
-    pub row_of: Vec<i32>,
-    pub assignment_of: Vec<i32>,
-    pub expert_offsets: Vec<i32>,
-    pub kept: Vec<i32>,
+    row_of: Vec<i32>,
+    assignment_of: Vec<i32>,
+    expert_offsets: Vec<i32>,
+    kept: Vec<i32>,
 }
 
 fn dispatch_cpu(experts: &[i32], n: usize, rule: &DispatchRule) -> Placed {

@@ -148,7 +148,8 @@ impl PermuteBackwardOps for CubeBackend {
         unpermute(d_x, None, row_of)
     }
 
-    /// The gradients of rows and gates, in one pass over the rows: `row_of` and `assignment_of` are inverses of each other.
+    /// The gradients of rows and gates, in one pass over the rows: `row_of` and `assignment_of` are inverses of each
+    /// other.
     fn moe_unpermute_backward(
         y: CubeTensor,
         gates: CubeTensor,

@@ -108,8 +108,8 @@ impl State {
         Point { stream, seq: self.queues.get(&stream).map_or(0, |queue| queue.issued) }
     }
 
-    /// How far each stream has to come before `points` are done. Edges point to earlier work only, so what is queued later
-    /// cannot change the answer.
+    /// How far each stream has to come before `points` are done. Edges point to earlier work only, so what is queued
+    /// later cannot change the answer.
     fn need(&self, points: &[Point]) -> HashMap<usize, u64> {
         let mut need = HashMap::new();
         let mut open = points.to_vec();
@@ -145,8 +145,8 @@ impl Engine {
         }
     }
 
-    /// Queues work, after what is in the stream, after the points `after`, and after what the legacy default stream's order
-    /// asks for.
+    /// Queues work, after what is in the stream, after the points `after`, and after what the legacy default stream's
+    /// order asks for.
     ///
     /// # Errors
     /// An invalid handle if the stream is gone.

@@ -1,8 +1,8 @@
 //! The thread of a card that runs queued work, late and in an order that a seed chooses.
 //!
-//! Work starts when somebody waits for it or when it has lain for `KILN_EMULATED_LATE`. Among the heads of all queues that
-//! are ready, the choice is the seed's. While a host thread waits, work that it does not wait for is, by the seed too,
-//! left undone, or done first, or mixed in: each shows another kind of missing wait.
+//! Work starts when somebody waits for it or when it has lain for `KILN_EMULATED_LATE`. Among the heads of all queues
+//! that are ready, the choice is the seed's. While a host thread waits, work that it does not wait for is, by the seed
+//! too, left undone, or done first, or mixed in: each shows another kind of missing wait.
 
 use super::work::Outcome;
 use super::{Engine, Op, Others, State};
@@ -92,7 +92,8 @@ fn choose(state: &mut State, card: usize, now: Instant) -> Option<usize> {
     Some(from[state.random.below(from.len())].0)
 }
 
-/// How long to sleep if nothing happens: until the next work has lain long enough, or a value in memory may have changed.
+/// How long to sleep if nothing happens: until the next work has lain long enough, or a value in memory may have
+/// changed.
 fn pause(state: &State, card: usize, now: Instant) -> Option<Duration> {
     let own = state.queues.values().filter(|queue| queue.context.card == card && !queue.running);
     own.filter_map(|queue| Some((queue, queue.ops.front()?)))

@@ -30,7 +30,8 @@ fn class(space: Space) -> Class {
     }
 }
 
-/// The registers of a vector operand, as many as `.v2`, `.v4` or `.v8` says and 32 bytes at most, or the one of a scalar.
+/// The registers of a vector operand, as many as `.v2`, `.v4` or `.v8` says and 32 bytes at most, or the one of a
+/// scalar.
 pub(super) fn elements<'o, 't>(op: &Op<'_>, of: &str, operand: &'o Operand<'t>) -> Result<&'o [Operand<'t>]> {
     let expected = [("v2", 2), ("v4", 4), ("v8", 8)].into_iter().find(|(word, _)| op.has(word)).map(|(_, count)| count);
     match (expected, operand) {

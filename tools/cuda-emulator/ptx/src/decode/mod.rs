@@ -1,6 +1,8 @@
-//! The syntax tree as code: registers become rows, labels step numbers, and every instruction one [`Inst`](crate::code::Inst).
+//! The syntax tree as code: registers become rows, labels step numbers, and every instruction one
+//! [`Inst`](crate::code::Inst).
 //!
-//! An instruction that is not known becomes a step that ends the launch when it is reached, so that the module's other kernels run.
+//! An instruction that is not known becomes a step that ends the launch when it is reached, so that the module's other
+//! kernels run.
 
 mod access;
 mod arithmetic;

@@ -1,7 +1,7 @@
 //! Scopes of a function body, and rows for its registers.
 //!
-//! A register that is used in one straight piece of code only, and written there first, shares its rows with others of the kind: so the
-//! frames of code with thousands of registers stay small.
+//! A register that is used in one straight piece of code only, and written there first, shares its rows with others of
+//! the kind: so the frames of code with thousands of registers stay small.
 
 use std::collections::HashMap;
 

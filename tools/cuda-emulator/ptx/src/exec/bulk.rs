@@ -51,7 +51,8 @@ impl Machine<'_, '_> {
         self.deliver((to.space, target), data, (space, barrier), ctas, lane, bytes)
     }
 
-    /// `st.async` and `red.async` of a lane: the bytes go to shared memory of any block, and complete bytes of a barrier there.
+    /// `st.async` and `red.async` of a lane: the bytes go to shared memory of any block, and complete bytes of a
+    /// barrier there.
     pub fn store_remote(&mut self, copy: &Copy, lane: usize) -> Result<(), Fault> {
         let Copy::Store { to, from, wide, barrier, reduce } = copy else { return Ok(()) };
         let mut data = Vec::with_capacity(16);

@@ -1,7 +1,7 @@
 //! Asynchronous copies. Data arrives as late as a card may let it: when it is waited for.
 //!
-//! Copies of `cp.async` and bulk copies to global memory wait with the warp; bulk copies that complete bytes of an `mbarrier` object wait
-//! with the cluster, until someone waits for such an object in vain.
+//! Copies of `cp.async` and bulk copies to global memory wait with the warp; bulk copies that complete bytes of an
+//! `mbarrier` object wait with the cluster, until someone waits for such an object in vain.
 
 use super::cta::Cluster;
 use super::machine::{Flow, Machine};
@@ -72,7 +72,8 @@ impl Pending {
 }
 
 impl Cluster {
-    /// Lets `cp.async` copies of a warp arrive that `done` names by lane and group. Without a writer a barrier orders them.
+    /// Lets `cp.async` copies of a warp arrive that `done` names by lane and group. Without a writer a barrier orders
+    /// them.
     fn land(&mut self, cta: usize, warp: usize, writer: Option<usize>, done: impl Fn(usize, u32) -> bool) {
         let block = &mut self.ctas[cta];
         let start = block.shared.start();

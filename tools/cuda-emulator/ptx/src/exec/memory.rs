@@ -33,8 +33,8 @@ impl Kind {
     }
 }
 
-/// Whether a read finds written bytes. Compilers make atomic operations on 8 and 16 bits of those on the word around them: of a strong
-/// access one written byte is enough.
+/// Whether a read finds written bytes. Compilers make atomic operations on 8 and 16 bits of those on the word around
+/// them: of a strong access one written byte is enough.
 #[inline(always)]
 fn readable(region: &Region, address: u64, size: u32, strong: bool) -> bool {
     let size = size.into();

@@ -1,7 +1,8 @@
 //! A warp: its registers, where its lanes are, and which of them run next.
 //!
-//! Lanes at the same step of the same frame run together. Of several groups the one deepest in calls runs first, then the one with the
-//! lowest step, up to the step where another group waits: so lanes that a branch has parted meet again where its sides join.
+//! Lanes at the same step of the same frame run together. Of several groups the one deepest in calls runs first, then
+//! the one with the lowest step, up to the step where another group waits: so lanes that a branch has parted meet again
+//! where its sides join.
 
 use super::clock::Clock;
 use super::undefined::Undefined;

@@ -76,8 +76,8 @@ pub(crate) fn divide(ftz: bool) -> Map {
     }
 }
 
-/// `rcp.approx.ftz.f64`, `rsqrt.approx.ftz.f64` and `rsqrt.approx.f64`: the upper 32 bits of the result, and with `.ftz` of those of
-/// the operand.
+/// `rcp.approx.ftz.f64`, `rsqrt.approx.ftz.f64` and `rsqrt.approx.f64`: the upper 32 bits of the result, and with
+/// `.ftz` of those of the operand.
 pub(crate) fn f64(op: &str, ftz: bool) -> Option<Map> {
     #[inline(always)]
     fn upper(x: f64) -> f64 {

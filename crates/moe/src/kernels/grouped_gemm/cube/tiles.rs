@@ -1,7 +1,7 @@
 //! The tiles of the grouped product: which rows each covers, and whose they are.
 //!
 //! ```text
-//! tile rows 4, offsets 0 6 6 10 of 13 rows       tiles      of expert   rows        starts at expert_offsets[e] / 4 + e
+//! tile rows 4, offsets 0 6 6 10 of 13 rows       tiles      of expert   rows        starts at offsets[e] / 4 + e
 //!                                                 0           0         0 .. 4      0
 //!   e0   0 1 2 3 | 4 5                            1           0         4 .. 6
 //!   e1   (none)                                   2           1         6 .. 6      2: no rows, its cubes exit at once
@@ -9,10 +9,10 @@
 //!   tail 10 11 12   y = 0                         4           2        10 .. 10     no rows
 //! ```
 //!
-//! An expert's tiles start at `expert_offsets[e] / rows + e`. Its `length` rows fit there, because `ceil(length / rows)`
-//! is at most `expert_offsets[e + 1] / rows - expert_offsets[e] / rows + 1`. So a tile finds its expert by a binary
-//! search in the offsets, there are `r / rows + e` tiles for any offsets, and nothing has to be read back to the host.
-//! Segments need no padding; whole tiles merely leave none half empty.
+//! An expert's tiles start at `expert_offsets[e] / rows + e`. Its `length` rows fit there, because `ceil(length /
+//! rows)` is at most `expert_offsets[e + 1] / rows - expert_offsets[e] / rows + 1`. So a tile finds its expert by a
+//! binary search in the offsets, there are `r / rows + e` tiles for any offsets, and nothing has to be read back to the
+//! host. Segments need no padding; whole tiles merely leave none half empty.
 //!
 //! [`grouped_gemm_prepare`] searches once and writes three numbers per tile. A search at the start of every cube would
 //! cost log2(e) dependent loads, about a microsecond.
