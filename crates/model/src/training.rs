@@ -1,6 +1,7 @@
 //! What the calls of all families share, and the rules of their parameters on ranks.
 
 use crate::layers::mlp::BlockOutput;
+use crate::parameters::is_trained;
 use crate::{Batch, ExpertLoads, Family, MicroBatch, Parallel, ParameterSpec, Sharding, Targets};
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -39,6 +40,7 @@ impl Training {
             Sharding::Replicated | Sharding::Experts => None,
         });
         units.keep_fp32(move |name| of_fp32[name].keep_fp32);
+        units.adjusted(|name| !is_trained(name));
         units.collectives(self.parallel.first_error.clone());
         let tp = self.parallel.sequences.tp.clone();
         units.shape(move |batch: &Batch| {

@@ -96,7 +96,13 @@ impl MpiWorld {
     /// once: a second communicator would take the first one's messages.
     pub fn communicator(&self, device: Device, timeouts: impl Into<Timeouts>) -> Communicator {
         let members = (0..self.0.size).collect();
-        Communicator::new(Arc::new(MpiEngine::new(0, members, device, timeouts.into(), self.0.clone())))
+        Communicator::new(Arc::new(MpiEngine::new(
+            0,
+            members,
+            device.without_autodiff(),
+            timeouts.into(),
+            self.0.clone(),
+        )))
     }
 
     /// Runs `work` as this process's rank, as [`run_ranks`](crate::run_ranks) does for ranks that are threads.

@@ -1,6 +1,6 @@
 //! Modules of any type, which have values only while a call computes with them.
 
-use crate::shard::layout::{NamedShape, params};
+use crate::api::inspect::{self, ModuleParam, empty};
 use crate::shard::storage::device::Leaf;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
@@ -16,14 +16,14 @@ pub(crate) type Value = (Vec<usize>, Tensor<1>);
 pub(crate) trait AnyUnit {
     fn name(&self) -> &str;
 
-    /// Returns the names and shapes of the parameters in visiting order.
-    fn params(&self) -> Vec<NamedShape>;
+    /// Returns the parameters in visiting order, with full names: the unit's name, a dot, and the path.
+    fn params(&self) -> Vec<ModuleParam>;
 
-    /// Returns the same with full names: the unit's name, a dot, and the path.
-    fn named_params(&self) -> Vec<NamedShape> {
-        let named = |(path, shape)| (format!("{}.{path}", self.name()), shape);
-        self.params().into_iter().map(named).collect()
-    }
+    /// Returns the paths of layers that draw random numbers in training, such as Burn's `Dropout`.
+    fn random_layers(&self) -> Vec<String>;
+
+    /// Returns the paths of buffers, which a forward changes: `RunningState`s, as in Burn's `BatchNorm`.
+    fn buffers(&self) -> Vec<String>;
 
     /// Passes the parameter values to `take`, flat and one at a time; the module releases them.
     fn take_values(&mut self, take: &mut dyn FnMut(Tensor<1>));
@@ -31,7 +31,8 @@ pub(crate) trait AnyUnit {
     /// Releases the parameter values, which may never have been created.
     fn release(&mut self);
 
-    /// Returns the module with these parameters, given in visiting order; if `tracked`, each is the leaf of a graph.
+    /// Returns the module with these parameters, given in visiting order; if `tracked`, each that requires gradients is
+    /// the leaf of a graph.
     fn bind(&self, values: &mut dyn Iterator<Item = Value>, tracked: bool) -> Box<dyn Bound>;
 }
 
@@ -58,14 +59,20 @@ pub(crate) struct ModuleUnit<M> {
     name: String,
     /// `None` only while the values are taken.
     module: Option<M>,
-    params: Vec<NamedShape>,
+    params: Vec<ModuleParam>,
 }
 
 struct BoundModule<M>(M);
 
 impl<M: Module> ModuleUnit<M> {
     pub fn new(name: String, module: M) -> Self {
-        Self { name, params: params(&module), module: Some(module) }
+        let params = inspect::params(&module).into_iter();
+        let params = params.map(|param| ModuleParam { name: format!("{name}.{}", param.name), ..param }).collect();
+        Self { name, params, module: Some(module) }
+    }
+
+    fn module(&self) -> &M {
+        self.module.as_ref().expect("it is there but while its values are taken")
     }
 
     fn map(&mut self, mapper: &mut impl ModuleMapper) {
@@ -78,8 +85,16 @@ impl<M: Module + 'static> AnyUnit for ModuleUnit<M> {
         &self.name
     }
 
-    fn params(&self) -> Vec<NamedShape> {
+    fn params(&self) -> Vec<ModuleParam> {
         self.params.clone()
+    }
+
+    fn random_layers(&self) -> Vec<String> {
+        inspect::random_layers(self.module())
+    }
+
+    fn buffers(&self) -> Vec<String> {
+        inspect::buffers(self.module())
     }
 
     fn take_values(&mut self, take: &mut dyn FnMut(Tensor<1>)) {
@@ -91,8 +106,9 @@ impl<M: Module + 'static> AnyUnit for ModuleUnit<M> {
     }
 
     fn bind(&self, values: &mut dyn Iterator<Item = Value>, tracked: bool) -> Box<dyn Bound> {
-        let module = self.module.clone().expect("it is there but while its values are taken");
-        Box::new(BoundModule(module.map(&mut Bind { values, tracked })))
+        let requires_grad = self.params.iter().map(|param| param.requires_grad);
+        let mut bind = Bind { values: &mut values.zip(requires_grad), tracked };
+        Box::new(BoundModule(self.module().clone().map(&mut bind)))
     }
 }
 
@@ -125,11 +141,6 @@ impl<M: Module + 'static> Bound for BoundModule<M> {
 fn flat<const D: usize>(value: Tensor<D>) -> Tensor<1> {
     let len = value.shape().num_elements();
     value.reshape([len])
-}
-
-/// Returns a parameter at rest, which holds no memory.
-fn empty<const D: usize>(param: &Param<Tensor<D>>) -> Param<Tensor<D>> {
-    Param::initialized(param.id, Tensor::empty([0; D], &param.lazy_device()))
 }
 
 struct Leaves(Vec<Leaf>);
@@ -169,7 +180,7 @@ struct Take<'a>(&'a mut dyn FnMut(Tensor<1>));
 impl ModuleMapper for Take<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let empty = empty(&param);
-        (self.0)(flat(param.val()));
+        (self.0)(flat(param.val().without_autodiff()));
         empty
     }
 }
@@ -183,20 +194,30 @@ impl ModuleMapper for Release {
 }
 
 struct Bind<'a> {
-    values: &'a mut dyn Iterator<Item = Value>,
+    /// The values, and whether gradients of them are wanted.
+    values: &'a mut dyn Iterator<Item = (Value, bool)>,
     tracked: bool,
 }
 
 impl ModuleMapper for Bind<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        bound(&param, self.values.next().expect("a value for each parameter"), self.tracked)
+        let (value, requires_grad) = self.values.next().expect("a value for each parameter");
+        bound(param, value, |value| match (self.tracked, requires_grad) {
+            (true, true) => value.autodiff().require_grad(),
+            (true, false) => value.autodiff(),
+            (false, _) => value,
+        })
     }
 }
 
-fn bound<const D: usize>(param: &Param<Tensor<D>>, (shape, value): Value, tracked: bool) -> Param<Tensor<D>> {
+/// Returns a parameter at rest with a value.
+fn bound<const D: usize>(
+    param: Param<Tensor<D>>,
+    (shape, value): Value,
+    track: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Param<Tensor<D>> {
     let shape: [usize; D] = shape.try_into().expect("a parameter's value has as many dimensions");
-    let value = value.reshape(shape);
-    Param::initialized(param.id, if tracked { value.autodiff().require_grad() } else { value })
+    param.map(|_| track(value.reshape(shape)))
 }
 
 /// Returns the module with these parameters, which are given by their paths.
@@ -224,6 +245,6 @@ impl ModuleMapper for BindByPath {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let path = self.path.join(".");
         let value = self.values.remove(&path).unwrap_or_else(|| panic!("no unit has the parameter {path}"));
-        bound(&param, value, false)
+        bound(empty(&param), value, |value| value)
     }
 }

@@ -1,8 +1,9 @@
 //! A model as a list of calls, each with the part of the model that computes it.
 
 use crate::api::call::{Activation, Forward, Loss, Output, Role, in_a_row, of_first, of_last, of_middle};
+use crate::api::inspect::{self, ModuleParam};
 use crate::api::units::Units;
-use crate::shard::layout::{NamedShape, params};
+use crate::shard::layout::NamedShape;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use std::any::Any;
@@ -140,8 +141,10 @@ impl<M: 'static, B: 'static> Calls<M, B> {
             let unit = *ids.entry(path).or_insert_with(|| add(&model, &mut units));
             units.push(unit, role, forward);
         }
-        let of_units: BTreeSet<NamedShape> = units.units.iter().flat_map(|unit| unit.named_params()).collect();
-        let of_model: BTreeSet<NamedShape> = params(&model).into_iter().collect();
+        let of_units: BTreeSet<NamedShape> =
+            units.units.iter().flat_map(|unit| unit.params()).map(ModuleParam::named_shape).collect();
+        let of_model: BTreeSet<NamedShape> =
+            inspect::params(&model).into_iter().map(ModuleParam::named_shape).collect();
         let differ: Vec<&NamedShape> = of_units.symmetric_difference(&of_model).collect();
         assert!(differ.is_empty(), "the parts of the calls and the model have different parameters: {differ:?}");
         units

@@ -5,5 +5,6 @@ pub mod call;
 pub mod calls;
 pub mod config;
 pub mod error;
+pub mod inspect;
 pub mod precision;
 pub mod units;

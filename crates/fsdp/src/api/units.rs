@@ -2,6 +2,7 @@
 
 use crate::api::bound::{AnyUnit, ModuleUnit};
 use crate::api::call::{Activation, Call, Forward, Loss, Role, of_first, of_last, of_middle};
+use crate::api::inspect::ModuleParam;
 use crate::groups::plan::Class;
 use crate::{FloatType, FsdpConfig};
 use burn::module::Module;
@@ -50,18 +51,30 @@ type CutOf = dyn Fn(&str) -> Option<Cut>;
 pub(crate) struct ParameterRules {
     is_expert: Box<dyn Fn(&str) -> bool>,
     is_fp32: Box<dyn Fn(&str) -> bool>,
+    is_adjusted: Box<dyn Fn(&str) -> bool>,
     cut: Box<CutOf>,
 }
 
+/// How a parameter is kept.
+pub(crate) struct Kept {
+    pub class: Class,
+    pub cut: Option<Cut>,
+    /// Whether it is kept with a gradient and moments.
+    pub is_trained: bool,
+}
+
 impl ParameterRules {
-    /// Returns the class of a parameter, and how it is cut.
-    pub fn class_of(&self, config: &FsdpConfig) -> impl Fn(&str) -> (Class, Option<Cut>) {
+    /// Returns how a parameter is kept.
+    pub fn kept(&self, config: &FsdpConfig) -> impl Fn(&ModuleParam) -> Kept {
         let (spread, cuts, rounds) = (config.ep > 1, config.tp > 1, config.precision.param != FloatType::Fp32);
-        move |name: &str| match (self.cut)(name).filter(|_| cuts) {
-            _ if spread && (self.is_expert)(name) => (Class::Expert, Some(Cut::ROWS)),
-            Some(cut) => (Class::Tensor, Some(cut)),
-            None if rounds && (self.is_fp32)(name) => (Class::Fp32, None),
-            None => (Class::Dense, None),
+        move |ModuleParam { name, requires_grad, .. }| {
+            let (class, cut) = match (self.cut)(name).filter(|_| cuts) {
+                _ if spread && (self.is_expert)(name) => (Class::Expert, Some(Cut::ROWS)),
+                Some(cut) => (Class::Tensor, Some(cut)),
+                None if rounds && (self.is_fp32)(name) => (Class::Fp32, None),
+                None => (Class::Dense, None),
+            };
+            Kept { class, cut, is_trained: *requires_grad || (self.is_adjusted)(name) }
         }
     }
 }
@@ -101,6 +114,7 @@ impl<B: 'static> Units<B> {
         let rules = ParameterRules {
             is_expert: Box::new(|_: &str| false),
             is_fp32: Box::new(|_: &str| false),
+            is_adjusted: Box::new(|_: &str| false),
             cut: Box::new(|_: &str| None),
         };
         Self {
@@ -152,8 +166,18 @@ impl<B: 'static> Units<B> {
         self.rules.is_fp32 = Box::new(is_fp32);
     }
 
+    /// Keeps the parameters whose names satisfy `is_adjusted` with the trained ones although the module wants no
+    /// gradient of them, because [`Fsdp::add_to_parameter`](crate::Fsdp::add_to_parameter) changes them often. Other
+    /// frozen parameters are gathered separately.
+    pub fn adjusted(&mut self, is_adjusted: impl Fn(&str) -> bool + 'static) {
+        self.rules.is_adjusted = Box::new(is_adjusted);
+    }
+
     /// Adds a unit. Its parameter values are read when it is sharded, so a lazily initialized module is created only
-    /// then. All parameters are trained, in fp32, whatever the module's own settings.
+    /// then. Masters are fp32 whatever the module's type.
+    ///
+    /// Parameters that are frozen ([`Module::freeze`], or the base of [`Module::apply_lora`]) are sharded and gathered
+    /// like others. They have no gradient, no moments and no weight decay.
     pub fn add<M: Module + 'static>(&mut self, name: impl Into<String>, module: M) -> UnitId<M> {
         self.units.push(Box::new(ModuleUnit::new(name.into(), module)));
         UnitId { index: self.units.len() - 1, module: PhantomData }

@@ -121,14 +121,13 @@ impl<B: 'static> Fsdp<B> {
         });
         let plans: Vec<Plan> = classes.map(|class| plan.of(class, &communicators)).collect();
         let made = {
-            let class_of = rules.class_of(&config);
+            let kept = rules.kept(&config);
             let values = match initializer.as_deref() {
                 _ if !valued => ValuesFrom::State,
                 Some(initializer) => ValuesFrom::Initializer(initializer),
                 None => ValuesFrom::Modules,
             };
-            let make =
-                |(modules, unit_stages)| ShardedUnit::new(modules, &config, &plans, &class_of, values, unit_stages);
+            let make = |(modules, unit_stages)| ShardedUnit::new(modules, &config, &plans, &kept, values, unit_stages);
             modules.into_iter().zip(unit_stages).map(make).collect::<Result<Vec<_>, _>>()?
         };
         let (units, squares): (Vec<_>, Vec<Option<f64>>) = made.into_iter().unzip();

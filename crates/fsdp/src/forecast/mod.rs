@@ -149,7 +149,7 @@ impl Step<'_> {
         }
         let replicas = self.new_replicas();
         // A shard that steps exists twice more: as separate matrices and vectors, and with both joined.
-        let shards = self.here().flat_map(|unit| &unit.classes).map(|class| class.shard);
+        let shards = self.here().flat_map(Unit::trained).map(|class| class.shard);
         self.note(2 * shards.max().unwrap_or(0));
         drop(replicas);
         self.gradients.clear();
@@ -188,7 +188,7 @@ impl Step<'_> {
     /// Holds new replicas: while units step, those of two units (or of the only one) exist beside the old ones.
     fn new_replicas(&self) -> MemoryGuard {
         let replica = |class: &Class| if class.replicates(self.config) { class.whole } else { 0 };
-        let replicas: Vec<usize> = self.here().map(|unit| unit.sum(replica)).collect();
+        let replicas: Vec<usize> = self.here().map(|unit| unit.trained().map(replica).sum()).collect();
         let most = replicas.chunks(1).chain(replicas.windows(2)).map(|new| new.iter().sum()).max().unwrap_or(0);
         self.hold(Category::Parameters, most)
     }
@@ -246,7 +246,7 @@ impl Step<'_> {
             }
             let Call { unit, bytes, is_mine } = self.calls[i];
             let again = self.recomputes(i).then(|| self.hold(Category::Activations, bytes.graph - bytes.input));
-            let gradient = if is_mine { self.units[unit].sum(|class| class.whole) } else { 0 };
+            let gradient = if is_mine { self.units[unit].sum(Class::gradient) } else { 0 };
             self.note(bytes.backward + gradient);
             drop((kept, again));
             self.note(2 * gradient); // one per parameter, and all in one buffer
@@ -270,7 +270,7 @@ impl Step<'_> {
                 kept = self.hold(Category::Activations, bytes.graph);
             }
             self.note(bytes.backward);
-            let there = self.hold(Category::Gradients, self.units[unit].sum(|class| class.whole));
+            let there = self.hold(Category::Gradients, self.units[unit].sum(Class::gradient));
             all.push(((weights, kept), there));
         }
         all.reverse();
@@ -286,7 +286,7 @@ impl Step<'_> {
         let mut reduction = vec![];
         while let Some(kept) = saved.pop() {
             let i = calls.start + saved.len();
-            let gradient = self.units[self.calls[i].unit].sum(|class| class.whole);
+            let gradient = self.units[self.calls[i].unit].sum(Class::gradient);
             self.note(2 * gradient); // one per parameter, and all in one buffer
             drop(kept);
             reduction.clear();
@@ -303,8 +303,7 @@ impl Step<'_> {
         let is_block = self.config.strategy == Strategy::Block;
         let before = self.partial.remove(&(u, micro_batch)).filter(|_| is_block);
         if !done {
-            let Unit { classes, .. } = &self.units[u];
-            let sum = |bytes: fn(&Class) -> usize| classes.iter().map(bytes).sum();
+            let sum = |bytes: fn(&Class) -> usize| self.units[u].trained().map(bytes).sum();
             let in_flight = gradient(if is_block && self.calls[i].is_mine { sum(|class| class.whole) } else { 0 });
             let sum = gradient(sum(if is_block { |class| class.shard } else { |class| class.whole }));
             self.partial.insert((u, micro_batch), sum);
@@ -315,7 +314,7 @@ impl Step<'_> {
         }
         let waits = self.config.reduces_once() && !last;
         let mut there: Vec<MemoryGuard> = before.into_iter().collect();
-        for (class, [shard, whole]) in self.units[u].classes.iter().zip(&mut self.gradients[u]) {
+        for (class, [shard, whole]) in self.units[u].trained().zip(&mut self.gradients[u]) {
             if waits && class.shards > 1 {
                 *whole = Some(gradient(class.whole_fp32));
                 continue;

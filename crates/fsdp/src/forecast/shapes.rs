@@ -1,9 +1,10 @@
 //! A model's units and calls on one rank, from shapes alone: the basis of forecasts of memory and traffic.
 
+use crate::api::inspect::ModuleParam;
 use crate::groups::placement::{Stages, axes_of, block_owners};
 use crate::groups::plan;
-use crate::shard::cut::{self, Sliced};
-use crate::shard::modules::{Modules, Wrapped, wrap};
+use crate::shard::cut;
+use crate::shard::modules::{ClassParams, Modules, Wrapped, wrap};
 use crate::{FsdpConfig, FsdpError, Layout, Strategy, Units};
 use comm::Axis;
 use std::ops::Range;
@@ -28,6 +29,7 @@ pub(crate) struct Unit {
 #[derive(Clone, Copy)]
 pub(crate) struct Class {
     pub of: plan::Class,
+    pub is_trained: bool,
     pub shards: usize,
     pub shard: usize,
     pub whole: usize,
@@ -58,23 +60,26 @@ impl Shapes {
         let axes = |class| axes_of(class, config.strategy);
         let parts = |class| mesh.ranks(&axes(class)[2]);
         let size = config.precision.param.dtype().size();
-        let class = |(of, params): (plan::Class, Vec<Sliced>)| {
+        let class = |ClassParams { class: of, is_trained, params }: ClassParams| {
             let [shard, _, part] = axes(of);
             let shards = mesh.ranks(&shard);
             let place = [part.first().map_or(0, |axis| mesh.coordinate(rank, *axis)), parts(of)];
             let size = if of == plan::Class::Fp32 { size_of::<f32>() } else { size };
             let len = cut::layout(&params, place, shards).padded_len();
             let (whole, whole_fp32) = (len * size, len * size_of::<f32>());
-            Class { of, shards, shard: whole_fp32 / shards, whole, whole_fp32 }
+            Class { of, is_trained, shards, shard: whole_fp32 / shards, whole, whole_fp32 }
         };
-        let class_of = rules.class_of(config);
+        let kept = rules.kept(config);
         let unit = |(i, modules): (usize, &Modules)| {
-            let classes = modules.classes(parts, &class_of)?;
+            let classes = modules.classes(parts, &kept)?;
             Ok(Unit { classes: classes.params.into_iter().map(class).collect(), is_here: is_here(i) })
         };
         let units = modules.iter().enumerate().map(unit).collect::<Result<Vec<_>, FsdpError>>()?;
         let shards = mesh.ranks(&axes(plan::Class::Dense)[0]);
-        let in_fp32 = |modules: &Modules| Layout::new(modules.params(), shards).padded_len() * size_of::<f32>();
+        let in_fp32 = |modules: &Modules| {
+            Layout::new(modules.params().into_iter().map(ModuleParam::named_shape), shards).padded_len()
+                * size_of::<f32>()
+        };
         let model = modules.iter().map(in_fp32).sum();
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
         let mut end = 0;
@@ -89,6 +94,11 @@ impl Shapes {
 }
 
 impl Unit {
+    /// Returns the classes with gradients.
+    pub fn trained(&self) -> impl Iterator<Item = &Class> {
+        self.classes.iter().filter(|class| class.is_trained)
+    }
+
     /// Returns the sum of a number of bytes over the classes.
     pub fn sum(&self, bytes: impl Fn(&Class) -> usize) -> usize {
         self.classes.iter().map(bytes).sum()
@@ -125,6 +135,11 @@ impl Class {
 
     /// Returns the bytes of the optimizer's moments.
     pub fn moments(&self) -> usize {
-        2 * self.shard
+        if self.is_trained { 2 * self.shard } else { 0 }
+    }
+
+    /// Returns the bytes of a whole gradient in the compute type.
+    pub fn gradient(&self) -> usize {
+        if self.is_trained { self.whole } else { 0 }
     }
 }

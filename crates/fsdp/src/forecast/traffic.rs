@@ -82,7 +82,9 @@ impl<B: 'static> Units<B> {
             for class in &unit.classes {
                 step.rest(class);
                 step.parameters(&calls, class);
-                step.gradients(&calls, class);
+                if class.is_trained {
+                    step.gradients(&calls, class);
+                }
             }
         }
         match config.strategy {
@@ -123,7 +125,10 @@ impl<'a> Step<'a> {
             let mine: Vec<usize> = calls.iter().copied().filter(|i| self.shapes.calls[*i].is_mine).collect();
             self.receive(&shard, "gather", self.gathers(&mine) * others);
         } else {
-            let times = if class.replicates(self.config) { 1 } else { self.gathers(calls) };
+            let times = match class.replicates(self.config) {
+                true => usize::from(class.is_trained), // after the step
+                false => self.gathers(calls),
+            };
             self.receive(&shard, "all_gather", times * others);
         }
     }

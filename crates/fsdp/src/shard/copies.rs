@@ -26,6 +26,7 @@ pub(crate) struct ShardCopy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct ShardOf {
     pub class: Class,
+    pub is_trained: bool,
     /// The part of each parameter, if the parameters are cut.
     pub part: usize,
     pub shard: usize,

@@ -21,6 +21,8 @@ use std::rc::Rc;
 /// is empty for a unit that the rank's stage does not hold.
 pub(crate) struct FlatShard {
     params: Vec<Sliced>,
+    /// Whether they have gradients and moments.
+    is_trained: bool,
     /// The layout of this rank's part of each parameter.
     layout: Layout,
     plan: Plan,
@@ -40,16 +42,25 @@ pub(crate) struct FlatShard {
     optimizer: ShardOptimizer,
     /// Whether the last step had a gradient.
     has_stepped: bool,
+    /// Whether the master has changed since the replica was made.
+    is_changed: bool,
 }
 
 impl FlatShard {
     /// Creates a shard of this rank's parts of parameters. Its values must be set afterwards.
-    pub fn new(params: Vec<Sliced>, config: &FsdpConfig, plan: &Plan, unit_stages: UnitStages) -> Self {
+    pub fn new(
+        params: Vec<Sliced>,
+        is_trained: bool,
+        config: &FsdpConfig,
+        plan: &Plan,
+        unit_stages: UnitStages,
+    ) -> Self {
         let layout = cut::layout(&params, plan.place(), plan.shards);
         let len = layout.padded_len() / plan.shards;
         Self {
             optimizer: ShardOptimizer::new(&config.adamw, &layout, plan.shard * len, len, plan.ledger.clone()),
             params,
+            is_trained,
             layout,
             plan: plan.clone(),
             unit_stages,
@@ -60,11 +71,16 @@ impl FlatShard {
             whole_gradient: None,
             partial: None,
             has_stepped: false,
+            is_changed: false,
         }
     }
 
     pub fn class(&self) -> Class {
         self.plan.class
+    }
+
+    pub fn is_trained(&self) -> bool {
+        self.is_trained
     }
 
     /// Returns the number of elements of this shard.
@@ -143,6 +159,7 @@ impl FlatShard {
 
     /// A buffer for the gradients of all parameters, if products can write into it.
     pub fn gradient_buffer(&self) -> Option<Rc<GradientBuffer>> {
+        self.is_trained.then_some(())?;
         GradientBuffer::new(self.layout.padded_len(), self.plan.param.dtype(), &self.plan.device)
     }
 
@@ -309,6 +326,7 @@ impl FlatShard {
             let master = std::mem::replace(&mut self.master.tensor, empty);
             let is_copied = self.plan.replicates() && self.plan.param != FloatType::Fp32;
             let copy = is_copied.then(|| self.plan.param.dtype());
+            self.is_changed = true;
             (self.master.tensor, self.stepped) =
                 self.optimizer.step(lr, scale, [master, gradient.tensor.clone()], copy);
         }
@@ -336,10 +354,11 @@ impl FlatShard {
         (self.gradient, self.whole_gradient, self.partial) = (None, None, None);
     }
 
-    /// Starts to gather the replica of the stepped masters, if there is one. Pass it to
+    /// Starts to gather the replica of the masters, if there is one and they have changed. Pass it to
     /// [`set_replica`](Self::set_replica).
     pub fn replicate(&mut self, streams: &CommStreams) -> Option<Pending<Counted>> {
-        (self.plan.replicates() && self.unit_stages.is_here).then_some(())?;
+        let is_changed = std::mem::take(&mut self.is_changed);
+        (is_changed && self.plan.replicates() && self.unit_stages.is_here).then_some(())?;
         let plan = self.plan.clone();
         let mine = self.stepped.take().unwrap_or_else(|| self.master.tensor.clone().cast(plan.param.dtype()));
         if plan.shards == 1 {
@@ -366,7 +385,7 @@ impl FlatShard {
 
     fn set_master(&mut self, master: Tensor<1>) {
         self.master = self.plan.count(master, Category::Parameters);
-        self.replica = None;
+        (self.replica, self.is_changed) = (None, true);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The layout of a unit's parameters in its flat buffer.
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::Tensor;
+use crate::api::inspect::{self, ModuleParam};
+use burn::module::Module;
 
 /// Alignment of a parameter in its unit's buffer, in elements. CubeCL's slices alias their buffer only at multiples of
 /// 512 bytes, which are 256 elements of the narrowest type in which parameters are gathered, bf16.
@@ -51,7 +51,7 @@ impl ParamLayout {
 impl Layout {
     /// Lays out a module's parameters.
     pub fn of<M: Module>(module: &M, shards: usize) -> Self {
-        Self::new(params(module), shards)
+        Self::new(inspect::params(module).into_iter().map(ModuleParam::named_shape), shards)
     }
 
     /// Lays out parameters for `shards` equal shards; names and shapes are given in visiting order.
@@ -105,33 +105,6 @@ impl Layout {
 
 /// Name and shape of a parameter.
 pub(crate) type NamedShape = (String, Vec<usize>);
-
-/// Returns the names and shapes of a module's parameters in visiting order without initializing them.
-pub(crate) fn params<M: Module>(module: &M) -> Vec<NamedShape> {
-    let mut shapes = Shapes::default();
-    module.visit(&mut shapes);
-    shapes.params
-}
-
-#[derive(Default)]
-struct Shapes {
-    path: Vec<String>,
-    params: Vec<NamedShape>,
-}
-
-impl ModuleVisitor for Shapes {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.params.push((self.path.join("."), param.lazy_shape().to_vec()));
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -2,13 +2,13 @@
 
 use crate::api::bound::{AnyUnit, Bound, Value};
 use crate::api::call::{Call, Role};
-use crate::api::units::{Initializer, ParameterRules, ShapeOf, Units};
+use crate::api::inspect::ModuleParam;
+use crate::api::units::{Initializer, Kept, ParameterRules, ShapeOf, Units};
 use crate::groups::placement::Stages;
 use crate::groups::plan::Class;
 use crate::shard::cut::Sliced;
-use crate::shard::layout::NamedShape;
 use crate::shard::storage::device::Leaf;
-use crate::{FsdpConfig, FsdpError, Wrap};
+use crate::{ActivationCheckpointing, FsdpConfig, FsdpError, Wrap};
 use burn::tensor::{Gradients, Tensor};
 use comm::{Cut, FirstError};
 use fused::weight_gradients::{Destination, GradientBuffer};
@@ -26,7 +26,14 @@ pub(crate) struct Classes {
     /// The class (an index into `params`) of each parameter in visiting order, and its number there.
     pub places: Vec<(usize, usize)>,
     /// The classes that the unit has.
-    pub params: Vec<(Class, Vec<Sliced>)>,
+    pub params: Vec<ClassParams>,
+}
+
+/// The parameters of a unit that are kept together.
+pub(crate) struct ClassParams {
+    pub class: Class,
+    pub is_trained: bool,
+    pub params: Vec<Sliced>,
 }
 
 /// A unit's modules with values.
@@ -50,11 +57,13 @@ pub(crate) struct Wrapped<B> {
 /// only within one chunk, and modules only if they are called in the same chunks.
 pub(crate) fn wrap<B>(mut model: Units<B>, config: &FsdpConfig) -> Result<Wrapped<B>, FsdpError> {
     check_roles(&model.roles)?;
+    model.units.iter().try_for_each(|unit| check_layers(&**unit, config))?;
+    check_trained(&model.units)?;
     let min_params = match config.wrap {
         Wrap::Block => 0,
         Wrap::Size(min_params) => min_params,
     };
-    let len = |module: &dyn AnyUnit| module.params().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+    let len = |module: &dyn AnyUnit| module.params().iter().map(ModuleParam::len).sum();
     let lens: Vec<usize> = model.units.iter().map(|module| len(&**module)).collect();
     let of_calls: Vec<usize> = model.calls.iter().map(|call| lens[call.unit]).collect();
     let mut calls_of_chunks = Stages::calls_of_chunks(&config.pipeline, &of_calls)?;
@@ -105,6 +114,34 @@ fn check_roles(roles: &[Role]) -> Result<(), FsdpError> {
     }
 }
 
+fn check_trained(units: &[Box<dyn AnyUnit>]) -> Result<(), FsdpError> {
+    match units.iter().any(|unit| unit.params().iter().any(|param| param.requires_grad)) {
+        true => Ok(()),
+        false => Err(FsdpError::Config("every parameter is frozen: call the module's `unfreeze()`".into())),
+    }
+}
+
+/// Refuses layers whose forward would silently compute something else than on one device.
+fn check_layers(unit: &dyn AnyUnit, config: &FsdpConfig) -> Result<(), FsdpError> {
+    let name = |path: &String| format!("{}.{path}", unit.name());
+    if let Some(buffer) = unit.buffers().iter().map(name).next() {
+        return Err(FsdpError::Config(format!(
+            "{buffer} is a buffer (`RunningState`), and what a forward writes into it would be lost: take a layer \
+            without running statistics, such as LayerNorm, RmsNorm or GroupNorm"
+        )));
+    }
+    match unit.random_layers().iter().map(name).next() {
+        Some(layer) if config.activation_checkpointing != ActivationCheckpointing::None => {
+            Err(FsdpError::Config(format!(
+                "{layer} draws random numbers, and the recomputation of its forward would draw others: take activation \
+                checkpointing `none`, freeze the layer, or take a dropout that computes its numbers from a key, as \
+                `fused` has it"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Modules {
     /// Returns the name of the only member, or those of the first and the last one.
     pub fn name(&self) -> String {
@@ -115,14 +152,14 @@ impl Modules {
         }
     }
 
-    /// Returns the names and shapes of the parameters in visiting order.
-    pub fn params(&self) -> Vec<NamedShape> {
-        self.members.iter().flat_map(|member| member.named_params()).collect()
+    /// Returns the parameters in visiting order.
+    pub fn params(&self) -> Vec<ModuleParam> {
+        self.members.iter().flat_map(|member| member.params()).collect()
     }
 
     /// Returns the number of parameter elements.
     pub fn len(&self) -> usize {
-        self.params().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
+        self.params().iter().map(ModuleParam::len).sum()
     }
 
     /// Returns the parameters by class; `parts` is the number of parts into which those of a class are cut.
@@ -132,22 +169,27 @@ impl Modules {
     pub fn classes(
         &self,
         parts: impl Fn(Class) -> usize,
-        class_of: &dyn Fn(&str) -> (Class, Option<Cut>),
+        kept: &dyn Fn(&ModuleParam) -> Kept,
     ) -> Result<Classes, FsdpError> {
-        let params = self.params();
-        let of_class = |class| params.iter().any(|(name, _)| class_of(name).0 == class);
-        // A unit without parameters has an empty dense buffer, so it takes part in all collectives.
-        let is_present = |class: &Class| of_class(*class) || params.is_empty() && *class == Class::Dense;
-        let present: Vec<Class> = Class::ALL.into_iter().filter(is_present).collect();
-        let mut classes = Classes { places: vec![], params: present.iter().map(|class| (*class, vec![])).collect() };
-        for (name, shape) in params {
-            let (class, cut) = class_of(&name);
+        let params: Vec<(ModuleParam, Kept)> = self.params().into_iter().map(|p| (p.clone(), kept(&p))).collect();
+        let has = |of, trained| {
+            params.iter().any(|(_, Kept { class, is_trained, .. })| (*class, *is_trained) == (of, trained))
+        };
+        let mut classes = Classes { places: vec![], params: vec![] };
+        for (class, is_trained) in Class::ALL.into_iter().flat_map(|class| [(class, true), (class, false)]) {
+            // A unit without parameters has an empty dense buffer, so it takes part in all collectives.
+            if has(class, is_trained) || params.is_empty() && (class, is_trained) == (Class::Dense, true) {
+                classes.params.push(ClassParams { class, is_trained, params: vec![] });
+            }
+        }
+        for (ModuleParam { name, shape, .. }, Kept { class, cut, is_trained }) in params {
             if let Some(Cut { dim, blocks }) = cut {
                 check_cut(&name, class, shape.get(dim).copied().unwrap_or(1) / blocks, parts(class))?;
             }
-            let place = present.iter().position(|other| *other == class).expect("it is present");
-            classes.places.push((place, classes.params[place].1.len()));
-            classes.params[place].1.push(Sliced { name, shape, cut });
+            let is_its = |of: &ClassParams| (of.class, of.is_trained) == (class, is_trained);
+            let place = classes.params.iter().position(is_its).expect("it is present");
+            classes.places.push((place, classes.params[place].params.len()));
+            classes.params[place].params.push(Sliced { name, shape, cut });
         }
         Ok(classes)
     }

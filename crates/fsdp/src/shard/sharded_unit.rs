@@ -1,20 +1,20 @@
 //! A unit at rest: its parameters by class, each class kept by its own group of ranks.
 
 use crate::api::bound::Value;
-use crate::api::units::{Initializer, ValuesFrom};
+use crate::api::inspect::ModuleParam;
+use crate::api::units::{Initializer, Kept, ValuesFrom};
 use crate::groups::comm_thread::{CommStreams, Pending};
 use crate::groups::plan::{Class, Plan, UnitStages};
 use crate::shard::copies::ShardCopy;
 use crate::shard::flat_shard::{FlatShard, owned_copy};
 use crate::shard::memory::Counted;
-use crate::shard::modules::{BoundModules, Classes, Modules};
+use crate::shard::modules::{BoundModules, ClassParams, Classes, Modules};
 use crate::shard::optimizer::GradientScale;
 use crate::shard::state::{ReadPart, StatePart};
 use crate::shard::storage::device::Leaf;
 use crate::shard::weights::Weights;
 use crate::{FsdpConfig, FsdpError};
 use burn::tensor::{Device, Tensor, TensorData};
-use comm::Cut;
 use fused::weight_gradients::written_into;
 use std::ops::Range;
 
@@ -40,14 +40,16 @@ impl ShardedUnit {
         modules: Modules,
         config: &FsdpConfig,
         plans: &[Plan],
-        class_of: &dyn Fn(&str) -> (Class, Option<Cut>),
+        kept: &dyn Fn(&ModuleParam) -> Kept,
         values: ValuesFrom,
         unit_stages: UnitStages,
     ) -> Result<(Self, Option<f64>), FsdpError> {
         let plan = |class| plans.iter().find(|plan| plan.class == class).expect("a plan for each class");
-        let Classes { places, params } = modules.classes(|class| plan(class).parts, class_of)?;
-        let classes =
-            params.into_iter().map(|(class, params)| FlatShard::new(params, config, plan(class), unit_stages));
+        let Classes { places, params } = modules.classes(|class| plan(class).parts, kept)?;
+        let classes = params.into_iter().map(|of| {
+            let ClassParams { class, is_trained, params } = of;
+            FlatShard::new(params, is_trained, config, plan(class), unit_stages)
+        });
         let (classes, len) = (classes.collect(), modules.len());
         let mut unit = Self { modules, classes, places, len };
         let device = &plans[0].device;
@@ -84,7 +86,7 @@ impl ShardedUnit {
         let Self { modules, classes, places, .. } = self;
         let mut values: Vec<Vec<Option<Tensor<1>>>> = classes.iter().map(|_| vec![]).collect();
         let mut square = 0.0;
-        for ((name, shape), (class, i)) in modules.params().iter().zip(places.iter()) {
+        for (ModuleParam { name, shape, .. }, (class, i)) in modules.params().iter().zip(places.iter()) {
             let drawn = |runs: &[Range<usize>]| {
                 let values = initializer(name, shape.len(), runs);
                 let len = values.len();
@@ -155,7 +157,7 @@ impl ShardedUnit {
 
     /// Returns the names of the parameters in visiting order.
     pub fn parameter_names(&self) -> Vec<String> {
-        self.modules.params().into_iter().map(|(name, _)| name).collect()
+        self.modules.params().into_iter().map(|param| param.name).collect()
     }
 
     /// Runs a backward through `bound` and returns its result. On a device the gradients of weights are written into
@@ -172,19 +174,26 @@ impl ShardedUnit {
         (result, buffers.iter().map(|buffer| buffer.as_ref()?.written()).collect())
     }
 
-    /// Flattens the gradients of all parameters, given in visiting order, into one buffer per class: those of the
-    /// [`backward`](Self::backward), or new ones.
+    /// Flattens the gradients of all parameters, given in visiting order, into one buffer per trained class: those of
+    /// the [`backward`](Self::backward), or new ones.
     pub fn flatten(&self, gradients: Vec<Option<Tensor<1>>>, buffers: Vec<Option<Tensor<1>>>) -> Vec<Tensor<1>> {
         let mut of_classes: Vec<Vec<Option<Tensor<1>>>> = self.classes.iter().map(|_| vec![]).collect();
         for ((class, _), gradient) in self.places.iter().zip(gradients) {
             of_classes[*class].push(gradient);
         }
         let buffers = buffers.into_iter().chain(std::iter::repeat(None));
-        let of_class = |((class, gradients), buffer): ((&FlatShard, _), _)| class.gradient_of(gradients, buffer);
-        self.classes.iter().zip(of_classes).zip(buffers).map(of_class).collect()
+        let of_class = |((class, gradients), buffer): ((&FlatShard, _), _)| {
+            class.is_trained().then(|| class.gradient_of(gradients, buffer))
+        };
+        self.classes.iter().zip(of_classes).zip(buffers).filter_map(of_class).collect()
     }
 
-    /// Calls [`FlatShard::reduce`] for each class.
+    /// The classes with gradients.
+    fn trained(&mut self) -> impl Iterator<Item = &mut FlatShard> {
+        self.classes.iter_mut().filter(|class| class.is_trained())
+    }
+
+    /// Calls [`FlatShard::reduce`] for each trained class.
     pub fn reduce(
         &mut self,
         streams: &CommStreams,
@@ -195,10 +204,10 @@ impl ShardedUnit {
             Some(pending) => pending.then(Some),
             None => Pending::ready(None),
         };
-        Pending::all(self.classes.iter_mut().zip(gradients).map(reduce).collect())
+        Pending::all(self.trained().zip(gradients).map(reduce).collect())
     }
 
-    /// Calls [`FlatShard::scatter`] for each class.
+    /// Calls [`FlatShard::scatter`] for each trained class.
     pub fn scatter(
         &mut self,
         streams: &CommStreams,
@@ -211,7 +220,7 @@ impl ShardedUnit {
             let gradient = gradients.as_mut().map(|all| all.next().expect("a gradient for each class"));
             class.scatter(streams, gradient, owner, done).then(Some)
         };
-        Pending::all(self.classes.iter_mut().map(scatter).collect())
+        Pending::all(self.trained().map(scatter).collect())
     }
 
     /// Sums the gradient over the stages that hold the unit, if there are several.
@@ -226,7 +235,7 @@ impl ShardedUnit {
 
     /// Stores the gradients; `done` means that they are those of all the unit's calls.
     pub fn set_gradients(&mut self, gradients: Vec<Option<Counted>>, done: bool) {
-        for (class, gradient) in self.classes.iter_mut().zip(gradients) {
+        for (class, gradient) in self.trained().zip(gradients) {
             if let Some(gradient) = gradient {
                 class.set_gradient(gradient, done);
             }
@@ -255,7 +264,7 @@ impl ShardedUnit {
 
     /// Adds `delta` to this rank's part of a parameter of the unit.
     pub fn add_to_parameter(&mut self, name: &str, delta: &[f32]) {
-        let found = self.modules.params().iter().position(|(other, _)| other == name);
+        let found = self.modules.params().iter().position(|param| param.name == name);
         let (class, i) = self.places[found.expect("the unit has the parameter")];
         self.classes[class].add_to_parameter(i, delta);
     }

@@ -115,7 +115,7 @@ impl ModuleMapper for Fix {
         let (shape, device) = (value.dims(), value.device());
         let is_gain = value.clone().equal_elem(1.0).all().into_scalar::<bool>();
         let value = if is_gain { value } else { self.values(shape, (shape[0] as f32).powf(-0.5), &device) };
-        Param::initialized(param.id, value)
+        param.map(|_| value)
     }
 }
 

@@ -213,5 +213,7 @@ fn root(output: Output, cotangent: Option<Tensor<3>>, scale: f64) -> Tensor<1> {
             add(Some(seed), aux.map(scaled))
         }
     };
-    root.expect("one of two")
+    let root = root.expect("one of two");
+    // Burn runs no backward without a leaf. A first call whose parameters are frozen has none.
+    if root.is_tracked() { root } else { root.clone() + root.zeros_like().require_grad() }
 }

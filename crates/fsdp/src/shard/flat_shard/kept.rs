@@ -33,7 +33,7 @@ impl FlatShard {
             return Ok(());
         }
         let (len, start) = (self.len(), self.range().start);
-        let mut values = ShardValues::new(len, steps > 0);
+        let mut values = ShardValues::new(len, steps > 0 && self.is_trained);
         for (wanted, at) in self.parts(start..start + len) {
             let part = read(&wanted).map_err(FsdpError::State)?;
             values.put(at - start, &wanted, &part)?;
@@ -72,6 +72,7 @@ impl FlatShard {
                 self.master.tensor.clone(),
                 param.offset + part.start - held.start..param.offset + part.end - held.start,
             );
+            self.is_changed = true;
             self.master.tensor = master.clone().slice_assign([range.clone()], master.slice([range]) + delta);
         }
     }
@@ -84,7 +85,7 @@ impl FlatShard {
         has_copies.then(|| {
             let moments = self.optimizer.all_moments().into_iter().flatten();
             let tensors = std::iter::once(self.master.tensor.clone()).chain(moments).collect();
-            (ShardOf { class: plan.class, part: plan.part, shard: plan.shard }, tensors)
+            (ShardOf { class: plan.class, is_trained: self.is_trained, part: plan.part, shard: plan.shard }, tensors)
         })
     }
 }

@@ -1,0 +1,115 @@
+//! What a module holds, without initializing its parameters.
+
+use crate::shard::layout::NamedShape;
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::Tensor;
+
+/// A parameter of a module.
+#[derive(Debug, Clone)]
+pub(crate) struct ModuleParam {
+    /// Path of fields from the module; in a unit, behind the unit's name and a dot.
+    pub name: String,
+    pub shape: Vec<usize>,
+    /// Whether the module wants its gradient, as [`Module::freeze`] and [`Module::unfreeze`] set it.
+    pub requires_grad: bool,
+}
+
+impl ModuleParam {
+    /// Returns the number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    pub fn named_shape(self) -> NamedShape {
+        (self.name, self.shape)
+    }
+}
+
+/// Returns a module's parameters in visiting order.
+pub(crate) fn params<M: Module>(module: &M) -> Vec<ModuleParam> {
+    Content::of(module).params
+}
+
+/// Returns the paths of layers that draw random numbers in training, such as Burn's `Dropout`.
+pub(crate) fn random_layers<M: Module>(module: &M) -> Vec<String> {
+    Content::of(module).random_layers
+}
+
+/// Returns the paths of buffers, which a forward in training changes: [`RunningState`](burn::module::RunningState)s, as
+/// in Burn's `BatchNorm`.
+///
+/// Burn shows a buffer as a parameter, but one that keeps its id whatever a mapper returns.
+pub(crate) fn buffers<M: Module>(module: &M) -> Vec<String> {
+    let (before, after) = (Content::of(module), Content::of(&module.clone().map(&mut NewIds)));
+    let ids = before.ids.iter().zip(&after.ids);
+    before
+        .params
+        .into_iter()
+        .zip(ids)
+        .filter(|(_, (before, after))| before == after)
+        .map(|(buffer, _)| buffer.name)
+        .collect()
+}
+
+#[derive(Default)]
+struct Content {
+    path: Vec<String>,
+    params: Vec<ModuleParam>,
+    ids: Vec<ParamId>,
+    random_layers: Vec<String>,
+}
+
+impl Content {
+    fn of<M: Module>(module: &M) -> Self {
+        let mut content = Self::default();
+        module.visit(&mut content);
+        content
+    }
+}
+
+impl ModuleVisitor for Content {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let (name, shape) = (self.path.join("."), param.lazy_shape().to_vec());
+        self.params.push(ModuleParam { name, shape, requires_grad: requires_grad(param) });
+        self.ids.push(param.id);
+    }
+
+    /// Burn's layers with such a flag draw random numbers, except for `BatchNorm`, which has buffers.
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        if flag.val().is_enabled() {
+            let (_flag, layer) = self.path.split_last().expect("a flag is a field");
+            self.random_layers.push(layer.join("."));
+        }
+    }
+}
+
+/// Burn has no accessor for this, but a parameter that is loaded keeps it.
+fn requires_grad<const D: usize>(param: &Param<Tensor<D>>) -> bool {
+    let device = param.lazy_device().without_autodiff();
+    let loaded = empty(param).map(|_| Tensor::empty([0; D], &device));
+    loaded.train().is_require_grad()
+}
+
+/// Returns a parameter that holds no memory, with all other properties of `param`.
+pub(crate) fn empty<const D: usize>(param: &Param<Tensor<D>>) -> Param<Tensor<D>> {
+    let nothing = Tensor::empty([0; D], &param.lazy_device().without_autodiff());
+    param.clone().transform_for_load(nothing.clone(), param.id).map(|_| nothing)
+}
+
+struct NewIds;
+
+impl ModuleMapper for NewIds {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        // A buffer takes the value, and is initialized.
+        let value = if param.is_initialized() { param.base() } else { Tensor::empty([0; D], &param.lazy_device()) };
+        Param::initialized(ParamId::new(), value)
+    }
+}

@@ -1,0 +1,238 @@
+//! Ordinary modules of Burn, sharded: frozen parameters, LoRA, autodiff devices, dropout and buffers. What they compute
+//! is compared with Burn's own autodiff and optimizer on one device.
+
+mod common;
+
+use burn::module::{Lora, Module, ParamGroup};
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::tensor::activation::gelu;
+use burn::tensor::{Device, Tensor};
+use comm::{Communicator, LocalEngine};
+use common::STRATEGIES;
+use fsdp::{ActivationCheckpointing, Calls, Fsdp, FsdpConfig, FsdpError, PipelineConfig, Schedule, Strategy};
+use fused::AdamW;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use test_kit::{Values, on_ranks};
+
+const LR: f64 = 0.01;
+const STEPS: usize = 4;
+
+#[derive(Module, Debug)]
+struct Layer {
+    norm: LayerNorm,
+    linear: Linear,
+    dropout: Dropout,
+}
+
+#[derive(Module, Debug)]
+struct Net {
+    input: Linear,
+    layers: Vec<Layer>,
+    output: Linear,
+}
+
+#[derive(Module, Debug)]
+struct WithBuffers {
+    input: Linear,
+    norm: BatchNorm,
+}
+
+/// Inputs, `[b, t, 8]`; the network learns their absolute values.
+type Batch = Tensor<3>;
+
+impl Layer {
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let hidden = gelu(self.linear.forward(self.norm.forward(x.clone())));
+        x + self.dropout.forward(hidden)
+    }
+}
+
+fn net(device: &Device, dropout: f64) -> Net {
+    device.seed(7);
+    let layer = |_| {
+        let (linear, drop) = (LinearConfig::new(16, 16).init(device), DropoutConfig::new(dropout).init());
+        let dropout = if dropout == 0.0 { drop.freeze() } else { drop };
+        Layer { norm: LayerNormConfig::new(16).init(device), linear, dropout }
+    };
+    let linear = |from, to| LinearConfig::new(from, to).init(device);
+    let net = Net { input: linear(8, 16), layers: (0..2).map(layer).collect(), output: linear(16, 8) };
+    Values::of(&net); // draws all of them now, in this order
+    net
+}
+
+fn calls() -> Calls<Net, Batch> {
+    let mut calls = Calls::new();
+    calls.first("input", |net: &Net| &net.input, |linear, x: &Batch| linear.forward(x.clone()));
+    for i in 0..2 {
+        let forward = |layer: &Layer, x: Tensor<3>, _: &Batch| layer.forward(x);
+        calls.then(format!("layers.{i}"), move |net: &Net| &net.layers[i], forward);
+    }
+    let loss = |linear: &Linear, x, batch: &Batch| (linear.forward(x) - batch.clone().abs()).powi_scalar(2).mean();
+    calls.last("output", |net: &Net| &net.output, loss);
+    calls
+}
+
+fn batch() -> Batch {
+    let values: Vec<f32> = (0..8 * 3 * 8).map(|i| (i as f32 * 0.7).sin() * 1.5).collect();
+    Tensor::<1>::from_floats(values.as_slice(), &Device::flex()).reshape([8, 3, 8])
+}
+
+fn adamw() -> AdamW {
+    AdamW { weight_decay: 0.0, ..AdamW::default() }
+}
+
+/// Trains on one device with Burn's AdamW. Returns the losses and the trained values by path.
+fn by_burn(net: Net) -> (Vec<f64>, BTreeMap<String, Vec<f32>>) {
+    let mut net = net.train();
+    let AdamW { beta1, beta2, epsilon, .. } = adamw();
+    let config = AdamWConfig::new().with_beta_1(beta1 as f32).with_beta_2(beta2 as f32);
+    let mut optimizer: ModuleOptimizer = config.with_epsilon(epsilon as f32).with_weight_decay(0.0).init();
+    let (calls, batch, mut losses) = (calls(), batch(), vec![]);
+    for _ in 0..STEPS {
+        let loss = calls.run(&net, &batch).loss;
+        losses.push(f64::from(loss.clone().into_scalar::<f32>()));
+        let gradients = GradientsParams::from_grads(loss.backward(), &net);
+        net = optimizer.step(LR, net, gradients);
+    }
+    (losses, Values::of(&net).by_path())
+}
+
+/// Trains on ranks, each with its share of the sequences and two micro-batches.
+fn on_ranks_with(net: &Net, config: &FsdpConfig, ranks: usize) -> (Vec<f64>, BTreeMap<String, Vec<f32>>) {
+    let (net, config) = (net.clone(), FsdpConfig { adamw: adamw(), ..config.clone() });
+    let mut results = on_ranks(ranks, move |comm| {
+        let mut fsdp = Fsdp::new(calls().into_units(net.clone()), comm, config.clone())?;
+        let (rank, ranks) = fsdp.data_parallel();
+        let (of, len) = (2 * ranks, 8 / (2 * ranks));
+        let mine: Vec<Batch> = (0..2).map(|i| (2 * rank + i) % of * len).map(|i| batch().slice(i..i + len)).collect();
+        let losses = (0..STEPS).map(|_| Ok(fsdp.train_step(&mine, LR)?.loss)).collect::<Result<Vec<_>, FsdpError>>()?;
+        let trained = fsdp.gather_model(net.clone(), true)?.expect("it is kept");
+        Ok::<_, FsdpError>((losses, Values::of(&trained).by_path()))
+    });
+    results.remove(0)
+}
+
+#[track_caller]
+fn assert_alike(found: (Vec<f64>, BTreeMap<String, Vec<f32>>), expected: &(Vec<f64>, BTreeMap<String, Vec<f32>>)) {
+    for (found, expected) in found.0.iter().zip(&expected.0) {
+        assert!((found - expected).abs() < 1e-5 * expected, "a loss of {found}, not {expected}");
+    }
+    assert!(found.1.keys().eq(expected.1.keys()), "{:?} are not {:?}", found.1.keys(), expected.1.keys());
+    for (path, expected) in &expected.1 {
+        // AdamW's first steps have the size of the learning rate, whatever a gradient's: 1e-3 of it is rounding.
+        let alike =
+            found.1[path].iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-3 * LR as f32);
+        assert!(alike, "{path}: {:?} are not {expected:?}", found.1[path]);
+    }
+}
+
+fn of(strategy: Strategy) -> FsdpConfig {
+    FsdpConfig { strategy, ..FsdpConfig::default() }
+}
+
+/// Every strategy, and those pipelines and checkpointing that treat gradients and weights differently.
+fn configs() -> Vec<(FsdpConfig, usize)> {
+    let full = of(Strategy::FullShard);
+    let pipeline = |schedule| FsdpConfig {
+        pipeline: PipelineConfig { stages: 2, schedule, ..PipelineConfig::default() },
+        ..full.clone()
+    };
+    let mut configs: Vec<_> = STRATEGIES.into_iter().map(|strategy| (of(strategy), 4)).collect();
+    configs.push((of(Strategy::Ddp), 1));
+    configs.push((FsdpConfig { activation_checkpointing: ActivationCheckpointing::Full, ..full.clone() }, 2));
+    configs.push((FsdpConfig { cpu_offload: true, ..full.clone() }, 2));
+    configs.push((pipeline(Schedule::OneFOneB), 4));
+    configs.push((pipeline(Schedule::ZeroBubble), 2));
+    configs
+}
+
+#[test]
+fn frozen_parameters_stay_and_the_others_train_as_with_burn() {
+    let whole = net(&Device::flex(), 0.0);
+    let groups = [
+        ParamGroup::from_predicate("input"),
+        ParamGroup::from_any_predicates(vec!["layers.1", "norm"]),
+        ParamGroup::all().exclude(ParamGroup::from_predicate("layers.0.linear")),
+    ];
+    for group in groups {
+        let net = whole.clone().freeze_group(group);
+        let expected = by_burn(net.clone());
+        assert!(
+            Values::of(&whole).by_path().iter().any(|(path, before)| expected.1[path] == *before),
+            "nothing is frozen"
+        );
+        for (config, ranks) in configs() {
+            assert_alike(on_ranks_with(&net, &config, ranks), &expected);
+        }
+    }
+}
+
+#[test]
+fn lora_of_burn_trains_under_every_strategy() {
+    let net = net(&Device::flex(), 0.0).apply_lora(Lora::new(4, 8.0));
+    let expected = by_burn(net.clone());
+    assert!(expected.1.keys().any(|path| path.contains("lora")), "{:?}", expected.1.keys());
+    for (config, ranks) in configs() {
+        assert_alike(on_ranks_with(&net, &config, ranks), &expected);
+    }
+}
+
+#[test]
+fn a_frozen_parameter_takes_no_memory_of_the_optimizer() {
+    let bytes = |net: Net| {
+        on_ranks(2, move |comm| {
+            let mut fsdp = Fsdp::new(calls().into_units(net.clone()), comm, FsdpConfig::default())?;
+            fsdp.train_step(&[batch()], LR)?;
+            Ok::<_, FsdpError>(fsdp.memory().now[fsdp::Category::Optimizer])
+        })[0]
+    };
+    let net = net(&Device::flex(), 0.0);
+    let of_input = ParamGroup::from_predicate("input");
+    let (all, some) = (bytes(net.clone()), bytes(net.freeze_group(of_input)));
+    assert!(some < all, "{some} of {all}");
+}
+
+#[test]
+fn modules_and_ranks_on_autodiff_devices_train_as_on_plain_ones() {
+    let [on_plain, on_autodiff] = [Device::flex(), Device::flex().autodiff()].map(|device| net(&device, 0.0));
+    let expected = by_burn(on_plain);
+    assert_alike(on_ranks_with(&on_autodiff, &of(Strategy::FullShard), 2), &expected);
+    let losses = comm::run_ranks(vec![Device::flex().autodiff(); 2], comm::TIMEOUT, move |comm| {
+        let mut fsdp = Fsdp::new(calls().into_units(on_autodiff.clone()), comm, of(Strategy::FullShard))?;
+        Ok::<_, FsdpError>(fsdp.train_step(&[batch()], LR)?.loss)
+    });
+    assert!((losses.expect("no rank fails")[0] - expected.0[0]).abs() < 1e-5 * expected.0[0]);
+}
+
+#[test]
+fn dropout_is_on_in_training_and_refused_where_it_would_be_recomputed() {
+    let losses = |dropout| on_ranks_with(&net(&Device::flex(), dropout), &of(Strategy::FullShard), 2).0;
+    assert!((losses(0.5)[0] - losses(0.0)[0]).abs() > 1e-3 * losses(0.0)[0]);
+    let config = FsdpConfig { activation_checkpointing: ActivationCheckpointing::Full, ..of(Strategy::FullShard) };
+    let message = refused(calls().into_units(net(&Device::flex(), 0.5)), config.clone());
+    assert!(message.contains("layers.0.dropout draws random numbers"), "{message}");
+    // A frozen layer draws none.
+    let frozen = ParamGroup::from_predicate("dropout");
+    on_ranks_with(&net(&Device::flex(), 0.5).freeze_group(frozen), &config, 2);
+}
+
+#[test]
+fn buffers_and_frozen_modules_are_refused_by_name() {
+    let mut calls = Calls::<WithBuffers, Batch>::new();
+    calls.first("input", |net: &WithBuffers| &net.input, |linear, x: &Batch| linear.forward(x.clone()));
+    calls.last("norm", |net: &WithBuffers| &net.norm, |norm, x, _| norm.forward(x).mean());
+    let device = Device::flex();
+    let net_with =
+        WithBuffers { input: LinearConfig::new(8, 3).init(&device), norm: BatchNormConfig::new(3).init(&device) };
+    let message = refused(calls.into_units(net_with), FsdpConfig::default());
+    assert!(message.contains("norm.running_mean is a buffer"), "{message}");
+    let message = refused(self::calls().into_units(net(&device, 0.0).freeze()), FsdpConfig::default());
+    assert!(message.contains("every parameter is frozen"), "{message}");
+}
+
+fn refused(units: fsdp::Units<Batch>, config: FsdpConfig) -> String {
+    let engine = LocalEngine::world(vec![Device::flex()], comm::TIMEOUT).remove(0);
+    Fsdp::new(units, Communicator::new(Arc::new(engine)), config).err().expect("it is refused").to_string()
+}
