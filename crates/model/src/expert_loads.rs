@@ -1,7 +1,7 @@
 //! Expert loads of a step, and the selection bias that follows them.
 
 use burn::tensor::Tensor;
-use moe::{MoeConfig, MoeStats};
+use moe::{MoeConfig, MoeLayer, MoeStats};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -92,6 +92,16 @@ impl ExpertLoads {
         }
     }
 
+    /// Moves the selection biases of these layers, given with the number of their block, after a step on one device.
+    pub(crate) fn update_biases<'a>(&self, layers: impl Iterator<Item = (usize, &'a mut MoeLayer)>) {
+        let step = self.lock();
+        for (number, layer) in layers {
+            if let Some(sums_se) = step.sums_se.get(&number) {
+                layer.update_bias_from(sums_se.clone().slice_dim(0, 0..1).squeeze_dim(0));
+            }
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Step> {
         self.step.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -106,14 +116,6 @@ pub fn layer_loads(sums: &[f64], layers: &[usize], experts: usize) -> Vec<LayerL
         gate_mass: sums[2 * experts..].to_vec(),
     };
     layers.iter().zip(sums.chunks(3 * experts)).map(load).collect()
-}
-
-/// The update of each expert's selection bias: up by `speed` if the expert had fewer tokens than the mean, down if it
-/// had more (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
-pub fn bias_update(assigned: &[f64], speed: f64) -> Vec<f32> {
-    let mean = assigned.iter().sum::<f64>() / assigned.len() as f64;
-    let step = |load: &f64| if *load == mean { 0.0 } else { (speed * (mean - load).signum()) as f32 };
-    assigned.iter().map(step).collect()
 }
 
 impl LayerLoad {
@@ -143,7 +145,6 @@ impl LayerLoad {
 mod tests {
     use super::*;
     use burn::tensor::{Device, Distribution};
-    use moe::{MoeConfig, MoeLayer};
 
     const EXPERTS: usize = 4;
 
@@ -210,12 +211,6 @@ mod tests {
         };
         assert_eq!(assigned(0.001), values(stats.assigned_e().float()));
         assert_eq!(assigned(0.0), [0.0; EXPERTS]);
-    }
-
-    #[test]
-    fn the_bias_of_a_busy_expert_falls_and_that_of_an_idle_one_rises() {
-        assert_eq!(bias_update(&[4.0, 0.0, 2.0, 2.0], 0.5), [-0.5, 0.5, 0.0, 0.0]);
-        assert_eq!(bias_update(&[3.0, 3.0], 0.5), [0.0, 0.0]);
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub use batch::{Batch, Documents, MicroBatch, StepContext};
 pub use cache::{Cache, Chunk, LayerCache};
 pub use cost::{Flops, Workload};
 pub use deepseek::{DeepSeek, DeepSeekConfig, Drafts, generate_speculative};
-pub use expert_loads::{ExpertLoads, LayerLoad, bias_update, layer_loads};
+pub use expert_loads::{ExpertLoads, LayerLoad, layer_loads};
 pub use family::{Family, HuggingFace, Size};
 pub use generate::{GenerateError, Generation, Sampling, generate};
 pub use gpt2::{Gpt2, Gpt2Config};

@@ -45,6 +45,15 @@ pub(crate) fn sequence_balance_loss_over(
     loss(score_b1e, sums_b2e.inner().slice_dim(1, 1..2).squeeze_dim(1))
 }
 
+/// Returns the change of each expert's selection bias after a step in which the experts were `assigned` so many tokens:
+/// up by `speed` if the expert had fewer than the mean, down if it had more (DeepSeek-V3's auxiliary-loss-free
+/// balancing, arXiv 2412.19437, section 2.1.2).
+pub fn bias_update(assigned: &[f64], speed: f64) -> Vec<f32> {
+    let mean = assigned.iter().sum::<f64>() / assigned.len() as f64;
+    let step = |load: &f64| if *load == mean { 0.0 } else { (speed * (mean - load).signum()) as f32 };
+    assigned.iter().map(step).collect()
+}
+
 /// Divides each token's scores by their sum.
 fn normalised(scores_ne: Tensor<2>) -> Tensor<2> {
     let total_n1 = scores_ne.clone().sum_dim(1);
@@ -88,5 +97,16 @@ pub(crate) fn router_z_loss_over(logits_ne: Tensor<2>, b: usize, ranks: &Sequenc
             let mean = ranks.whole(s) as f64 / ranks.size() as f64;
             router_z_loss(rows) * (filled as f64 / mean)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bias_of_a_busy_expert_falls_and_that_of_an_idle_one_rises() {
+        assert_eq!(bias_update(&[4.0, 0.0, 2.0, 2.0], 0.5), [-0.5, 0.5, 0.0, 0.0]);
+        assert_eq!(bias_update(&[3.0, 3.0], 0.5), [0.0, 0.0]);
     }
 }

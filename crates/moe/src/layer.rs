@@ -1,6 +1,6 @@
 //! The mixture-of-experts layer.
 
-use crate::balance::{router_z_loss_over, sequence_balance_loss_over};
+use crate::balance::{bias_update, router_z_loss_over, sequence_balance_loss_over};
 use crate::kernels::dispatch::{Dispatched, dispatch};
 use crate::kernels::permute::{permute, unpermute};
 use crate::kernels::reroute::{RerouteRule, reroute};
@@ -76,6 +76,42 @@ impl MoeLayer {
     /// many tokens follow, and generation, which sees one token at a time, could not match evaluation.
     pub fn evaluate(&self, x_btd: Tensor<3>) -> MoeOutput {
         self.evaluate_over(x_btd, &SequenceRanks::default())
+    }
+
+    /// Returns the layer with its selection bias moved after an optimizer step, given where the step's tokens went; the
+    /// bias stays if the configuration has none, or a `bias_update_speed` of 0. See [`bias_update`].
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Distribution, Tensor};
+    /// use moe::{MoeConfig, MoeLayer};
+    ///
+    /// let device = Device::flex();
+    /// let config = MoeConfig { selection_bias: true, bias_update_speed: 0.001, ..MoeConfig::default() };
+    /// let layer = MoeLayer::new(64, &config, &device);
+    /// let output = layer.forward(Tensor::random([2, 16, 64], Distribution::Default, &device), None);
+    /// let layer = layer.update_bias(&output.stats);
+    /// assert!(layer.router.bias.unwrap().val().abs().max().into_scalar::<f32>() > 0.0);
+    /// ```
+    pub fn update_bias(mut self, stats: &MoeStats) -> Self {
+        self.update_bias_from(stats.assigned_e().float());
+        self
+    }
+
+    /// [`update_bias`](Self::update_bias) given the number of tokens assigned to each expert, `[e]`: the sum of
+    /// [`MoeStats::assigned_e`] over the step's micro-batches.
+    ///
+    /// # Panics
+    /// If there is a bias, and not a number for each expert.
+    pub fn update_bias_from(&mut self, assigned_e: Tensor<1>) {
+        let speed = self.config.bias_update_speed;
+        let Some(bias) = self.router.bias.take_if(|_| speed != 0.0) else { return };
+        Call("MoeLayer::update_bias").shape("assigned", assigned_e.dims(), [self.config.num_experts]);
+        let change = bias_update(&assigned_e.into_data().iter::<f64>().collect::<Vec<_>>(), speed);
+        let moved = |bias_e: Tensor<1>| {
+            let change_e = Tensor::from_floats(change.as_slice(), &bias_e.device());
+            bias_e + change_e
+        };
+        self.router.bias = Some(bias.map(moved));
     }
 
     /// [`forward`](Self::forward) for this rank's rows, `[b, s, d]`, with its part of the shared experts' columns. The

@@ -34,7 +34,7 @@ mod router;
 mod stats;
 mod swiglu;
 
-pub use balance::{router_z_loss, sequence_balance_loss};
+pub use balance::{bias_update, router_z_loss, sequence_balance_loss};
 pub use config::{GroupMask, MoeConfig, Overflow, ScoreFunc};
 pub use experts::Experts;
 pub use kernels::dispatch::Order;

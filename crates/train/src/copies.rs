@@ -101,7 +101,7 @@ mod tests {
             let folder = Folder::of_run(run.path());
             folder.begin(&Index { step: 3, world_size: 2, ..Index::default() }, &[]).unwrap();
             for (rank, digest) in [7, second].into_iter().enumerate() {
-                let of = r#"{"class": "Dense", "part": 0, "shard": 0}"#;
+                let of = r#"{"class": "Dense", "is_trained": true, "part": 0, "shard": 0}"#;
                 let json = format!(r#"[{{"unit": "ends", "of": {of}, "digest": {digest}}}]"#);
                 write(&folder.partial(3), rank, &serde_json::from_str::<Vec<CopyDigest>>(&json).unwrap()).unwrap();
                 let (name, shape) = ("w".into(), vec![2]);

@@ -3,7 +3,7 @@
 use crate::config::Config;
 use burn::tensor::Device;
 use fsdp::{Fsdp, FsdpError, Units};
-use model::{AnyModel, Batch, ExpertLoads, LayerLoad, Parallel, Training, bias_update, layer_loads};
+use model::{AnyModel, Batch, ExpertLoads, LayerLoad, Parallel, Training, layer_loads};
 
 /// The configured model, whose parameters are not set yet.
 pub(crate) fn new_model(config: &Config, device: &Device) -> AnyModel {
@@ -29,7 +29,7 @@ pub(crate) fn update_selection_biases(config: &Config, fsdp: &mut Fsdp<Batch>, s
     let Some((layers, experts)) = config.expert_layers().filter(|_| speed != 0.0) else { return Ok(()) };
     let family = config.family();
     for LayerLoad { layer, assigned, .. } in layer_loads(sums, &layers, experts) {
-        fsdp.add_to_parameter(&family.selection_bias(layer), &bias_update(&assigned, speed));
+        fsdp.add_to_parameter(&family.selection_bias(layer), &moe::bias_update(&assigned, speed));
     }
     Ok(())
 }

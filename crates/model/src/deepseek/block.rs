@@ -19,7 +19,7 @@ pub struct Block {
     pub post_attention_layernorm: RmsNorm,
     /// Dense in the first `first_k_dense_replace` blocks.
     pub mlp: Mlp,
-    layer: usize,
+    pub(super) layer: usize,
 }
 
 impl Block {

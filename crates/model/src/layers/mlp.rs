@@ -45,6 +45,14 @@ impl Mlp {
         Self::Moe(MoeLayer::new(d, moe, device))
     }
 
+    /// The layer of experts, if it is one.
+    pub(crate) fn moe_mut(&mut self) -> Option<&mut MoeLayer> {
+        match self {
+            Self::Moe(moe) => Some(moe),
+            Self::Dense(_) => None,
+        }
+    }
+
     /// `residual + mlp(normed)` for the rank's rows, `[b, s, d]`, in the block number `layer`.
     ///
     /// In training, when the batch has a `step`, experts apply the router's noise and their capacity if the
