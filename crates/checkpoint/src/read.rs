@@ -185,6 +185,11 @@ pub struct Elements<'a> {
 }
 
 impl Elements<'_> {
+    /// Whether this kind of the parameter was saved, at least in part.
+    pub fn has(&self, kind: Kind) -> bool {
+        self.section.rows().any(|row| row.at[kind as usize] != NONE)
+    }
+
     /// Reads elements `range` of one kind of the flattened parameter.
     ///
     /// # Errors

@@ -1,37 +1,19 @@
 //! Ordinary modules of Burn, sharded: frozen parameters, LoRA, autodiff devices, dropout and buffers. What they compute
 //! is compared with Burn's own autodiff and optimizer on one device.
 
-mod common;
+#[path = "common/net.rs"]
+mod net;
 
 use burn::module::{Lora, Module, ParamGroup};
-use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
-use burn::tensor::activation::gelu;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use comm::{Communicator, LocalEngine};
-use common::STRATEGIES;
-use fsdp::{ActivationCheckpointing, Calls, Fsdp, FsdpConfig, FsdpError, PipelineConfig, Schedule, Strategy};
+use fsdp::{ActivationCheckpointing, Calls, Fsdp, FsdpConfig, FsdpError, Strategy};
 use fused::AdamW;
-use std::collections::BTreeMap;
+use net::{Batch, LR, Net, STEPS, Trained, adamw, assert_alike, batch, calls, configs, net, of, on_ranks_with};
 use std::sync::Arc;
 use test_kit::{Values, on_ranks};
-
-const LR: f64 = 0.01;
-const STEPS: usize = 4;
-
-#[derive(Module, Debug)]
-struct Layer {
-    norm: LayerNorm,
-    linear: Linear,
-    dropout: Dropout,
-}
-
-#[derive(Module, Debug)]
-struct Net {
-    input: Linear,
-    layers: Vec<Layer>,
-    output: Linear,
-}
 
 #[derive(Module, Debug)]
 struct WithBuffers {
@@ -39,52 +21,8 @@ struct WithBuffers {
     norm: BatchNorm,
 }
 
-/// Inputs, `[b, t, 8]`; the network learns their absolute values.
-type Batch = Tensor<3>;
-
-impl Layer {
-    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let hidden = gelu(self.linear.forward(self.norm.forward(x.clone())));
-        x + self.dropout.forward(hidden)
-    }
-}
-
-fn net(device: &Device, dropout: f64) -> Net {
-    device.seed(7);
-    let layer = |_| {
-        let (linear, drop) = (LinearConfig::new(16, 16).init(device), DropoutConfig::new(dropout).init());
-        let dropout = if dropout == 0.0 { drop.freeze() } else { drop };
-        Layer { norm: LayerNormConfig::new(16).init(device), linear, dropout }
-    };
-    let linear = |from, to| LinearConfig::new(from, to).init(device);
-    let net = Net { input: linear(8, 16), layers: (0..2).map(layer).collect(), output: linear(16, 8) };
-    Values::of(&net); // draws all of them now, in this order
-    net
-}
-
-fn calls() -> Calls<Net, Batch> {
-    let mut calls = Calls::new();
-    calls.first("input", |net: &Net| &net.input, |linear, x: &Batch| linear.forward(x.clone()));
-    for i in 0..2 {
-        let forward = |layer: &Layer, x: Tensor<3>, _: &Batch| layer.forward(x);
-        calls.then(format!("layers.{i}"), move |net: &Net| &net.layers[i], forward);
-    }
-    let loss = |linear: &Linear, x, batch: &Batch| (linear.forward(x) - batch.clone().abs()).powi_scalar(2).mean();
-    calls.last("output", |net: &Net| &net.output, loss);
-    calls
-}
-
-fn batch() -> Batch {
-    let values: Vec<f32> = (0..8 * 3 * 8).map(|i| (i as f32 * 0.7).sin() * 1.5).collect();
-    Tensor::<1>::from_floats(values.as_slice(), &Device::flex()).reshape([8, 3, 8])
-}
-
-fn adamw() -> AdamW {
-    AdamW { weight_decay: 0.0, ..AdamW::default() }
-}
-
 /// Trains on one device with Burn's AdamW. Returns the losses and the trained values by path.
-fn by_burn(net: Net) -> (Vec<f64>, BTreeMap<String, Vec<f32>>) {
+fn by_burn(net: Net) -> Trained {
     let mut net = net.train();
     let AdamW { beta1, beta2, epsilon, .. } = adamw();
     let config = AdamWConfig::new().with_beta_1(beta1 as f32).with_beta_2(beta2 as f32);
@@ -97,55 +35,6 @@ fn by_burn(net: Net) -> (Vec<f64>, BTreeMap<String, Vec<f32>>) {
         net = optimizer.step(LR, net, gradients);
     }
     (losses, Values::of(&net).by_path())
-}
-
-/// Trains on ranks, each with its share of the sequences and two micro-batches.
-fn on_ranks_with(net: &Net, config: &FsdpConfig, ranks: usize) -> (Vec<f64>, BTreeMap<String, Vec<f32>>) {
-    let (net, config) = (net.clone(), FsdpConfig { adamw: adamw(), ..config.clone() });
-    let mut results = on_ranks(ranks, move |comm| {
-        let mut fsdp = Fsdp::new(calls().into_units(net.clone()), comm, config.clone())?;
-        let (rank, ranks) = fsdp.data_parallel();
-        let (of, len) = (2 * ranks, 8 / (2 * ranks));
-        let mine: Vec<Batch> = (0..2).map(|i| (2 * rank + i) % of * len).map(|i| batch().slice(i..i + len)).collect();
-        let losses = (0..STEPS).map(|_| Ok(fsdp.train_step(&mine, LR)?.loss)).collect::<Result<Vec<_>, FsdpError>>()?;
-        let trained = fsdp.gather_model(net.clone(), true)?.expect("it is kept");
-        Ok::<_, FsdpError>((losses, Values::of(&trained).by_path()))
-    });
-    results.remove(0)
-}
-
-#[track_caller]
-fn assert_alike(found: (Vec<f64>, BTreeMap<String, Vec<f32>>), expected: &(Vec<f64>, BTreeMap<String, Vec<f32>>)) {
-    for (found, expected) in found.0.iter().zip(&expected.0) {
-        assert!((found - expected).abs() < 1e-5 * expected, "a loss of {found}, not {expected}");
-    }
-    assert!(found.1.keys().eq(expected.1.keys()), "{:?} are not {:?}", found.1.keys(), expected.1.keys());
-    for (path, expected) in &expected.1 {
-        // AdamW's first steps have the size of the learning rate, whatever a gradient's: 1e-3 of it is rounding.
-        let alike =
-            found.1[path].iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-3 * LR as f32);
-        assert!(alike, "{path}: {:?} are not {expected:?}", found.1[path]);
-    }
-}
-
-fn of(strategy: Strategy) -> FsdpConfig {
-    FsdpConfig { strategy, ..FsdpConfig::default() }
-}
-
-/// Every strategy, and those pipelines and checkpointing that treat gradients and weights differently.
-fn configs() -> Vec<(FsdpConfig, usize)> {
-    let full = of(Strategy::FullShard);
-    let pipeline = |schedule| FsdpConfig {
-        pipeline: PipelineConfig { stages: 2, schedule, ..PipelineConfig::default() },
-        ..full.clone()
-    };
-    let mut configs: Vec<_> = STRATEGIES.into_iter().map(|strategy| (of(strategy), 4)).collect();
-    configs.push((of(Strategy::Ddp), 1));
-    configs.push((FsdpConfig { activation_checkpointing: ActivationCheckpointing::Full, ..full.clone() }, 2));
-    configs.push((FsdpConfig { cpu_offload: true, ..full.clone() }, 2));
-    configs.push((pipeline(Schedule::OneFOneB), 4));
-    configs.push((pipeline(Schedule::ZeroBubble), 2));
-    configs
 }
 
 #[test]

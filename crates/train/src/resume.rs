@@ -11,9 +11,9 @@ use crate::run_folder::{CONFIG, RUNS, RunFolder, config_in, run_of};
 use crate::run_options::RunOptions;
 use crate::terminal::shown;
 use crate::trained;
-use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind, Lowest, split_at};
+use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Lowest, split_at};
 use data::{OpenOptions, Prepared, Tokenizer, TokenizerSpec, Trained};
-use fsdp::{Fsdp, Part, PartValues, Unloaded};
+use fsdp::{Fsdp, Part, Unloaded};
 use model::{Batch, Initial};
 use partial::{Partial, drawn};
 use std::cmp::Ordering;
@@ -152,7 +152,7 @@ impl Resume {
         let has_moments = progress.optimizer_steps > 0;
         let mut values = |wanted: &Part| match &self.partial {
             Some(partial) if !partial.takes(&wanted.name) => Ok(drawn(initial, wanted, has_moments)),
-            _ => read(&self.checkpoint, wanted).map_err(|error| error.to_string()),
+            _ => fsdp::read_part(&self.checkpoint, wanted).map_err(|error| error.to_string()),
         };
         let fsdp = fsdp.load_state(progress, &mut values)?;
         fsdp.all_reduce(&[0.0])?;
@@ -373,18 +373,4 @@ fn is_of(config: &Config, preset: &str, surely: bool) -> bool {
     let family =
         || Config::load(Source::Preset(preset), &[]).is_ok_and(|of| of.model.type_name() == config.model.type_name());
     config.preset.as_deref().map_or_else(|| !surely && family(), |of| of == preset)
-}
-
-/// Reads the values that a rank requests.
-fn read(checkpoint: &Checkpoint, wanted: &Part) -> Result<PartValues, CheckpointError> {
-    let mut parameter = checkpoint.parameter(&wanted.name)?;
-    let mut kind = |kind| parameter.read_region(kind, &wanted.region, wanted.range.clone());
-    let moments = if checkpoint.index().kinds().contains(&Kind::ExpAvg) {
-        Some([kind(Kind::ExpAvg)?, kind(Kind::ExpAvgSq)?])
-    } else {
-        None
-    };
-    let param = kind(Kind::Param)?;
-    CheckpointError::expect_finite(&param, checkpoint.path(), &wanted.name)?;
-    Ok(PartValues { param, moments })
 }

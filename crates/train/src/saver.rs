@@ -16,9 +16,8 @@ use crate::config::CheckpointConfig;
 use crate::copies;
 use crate::error::TrainError;
 use crate::format::{bytes, ranks};
-use burn::tensor::Tensor;
-use checkpoint::{CheckpointError, Folder, Index, Kind, LossScale, Piece, Values, Written, write_rank};
-use fsdp::{FsdpError, Part, State, StatePart};
+use checkpoint::{CheckpointError, Folder, Index, LossScale, Piece, Values, Written, write_rank};
+use fsdp::{FsdpError, State};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -87,7 +86,7 @@ impl Saver {
         let rank = self.rank;
         self.write(index, move |partial| {
             copies::write(partial, rank, &copies.digests())?;
-            Ok(parts.into_iter().map(piece).collect())
+            Ok(fsdp::pieces(parts))
         });
     }
 
@@ -244,21 +243,6 @@ impl Drop for Saver {
             save.thread.map(JoinHandle::join);
         }
     }
-}
-
-fn piece(part: StatePart) -> (Piece, Values<'static>) {
-    let StatePart { of: Part { name, shape, region, range }, param, moments } = part;
-    let region = (region.len() != shape.iter().product::<usize>()).then_some(region);
-    let (offset, len) = (range.start, range.len());
-    let piece = Piece { name, shape, region, offset, len, has_moments: moments.is_some() };
-    let floats = |tensor: &Tensor<1>| tensor.clone().into_data().try_into_vec::<f32>().expect("masters are f32");
-    let values = move |kind: Kind| match (kind, &moments) {
-        (Kind::Param, _) => floats(&param),
-        (Kind::ExpAvg, Some([mean, _])) => floats(mean),
-        (Kind::ExpAvgSq, Some([_, square])) => floats(square),
-        _ => unreachable!("a piece without moments is asked for its values only"),
-    };
-    (piece, Box::new(values))
 }
 
 #[cfg(all(test, target_os = "linux"))]

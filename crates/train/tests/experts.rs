@@ -5,8 +5,8 @@ use burn::nn::Embedding;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use comm::{Axis, Communicator, Mesh, RankFailure, TensorParallel, run_ranks};
 use fsdp::{
-    ActivationCheckpointing, AdamW, Category, FloatType, Fsdp, FsdpConfig, FsdpError, Part, PipelineConfig, Precision,
-    Schedule, Strategy, UnitId, Units, Wrap,
+    ActivationCheckpointing, AdamW, Category, FloatType, Fsdp, FsdpConfig, FsdpError, Optimizers, Part, PipelineConfig,
+    Precision, Schedule, Strategy, UnitId, Units, Wrap,
 };
 use model::deepseek::{Block, Head};
 use model::{DeepSeek, DeepSeekConfig, Parallel, StepContext, Targets};
@@ -157,7 +157,10 @@ impl Case {
     /// in a gradient shows up whatever the loss does.
     fn moves(&self) -> (Vec<Vec<Vec<f32>>>, Vec<f64>) {
         let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
-        let case = Self { config: FsdpConfig { adamw, clip_grad_norm: None, ..self.config.clone() }, ..self.clone() };
+        let case = Self {
+            config: FsdpConfig { optimizers: Optimizers::new(adamw), clip_grad_norm: None, ..self.config.clone() },
+            ..self.clone()
+        };
         let of_ranks = on_ranks(self.ranks, move |comm| {
             let mut built = case.build(comm)?;
             let (rank, ranks) = built.fsdp.data_parallel();

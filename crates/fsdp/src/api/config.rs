@@ -2,8 +2,7 @@
 
 mod validate;
 
-use crate::{FsdpError, Precision};
-use fused::AdamW;
+use crate::{FsdpError, Optimizers, Precision};
 use schedule::{Pipeline, Schedule};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -193,8 +192,9 @@ pub struct FsdpConfig {
     /// gradients until then. `None` does so if whole parameters are kept as long: with `full_shard` and `hybrid_shard`
     /// in a pipeline. `ddp` and `zero1` always do so, because they keep whole gradients anyway.
     pub no_sync: Option<bool>,
-    /// The optimizer. Weight decay applies to matrices only, not to vectors (norm gains, biases).
-    pub adamw: AdamW,
+    /// The optimizers of the parameters. Kiln's [`AdamW`](fused::AdamW), the default, decays matrices only, not vectors
+    /// (norm gains, biases).
+    pub optimizers: Optimizers,
     /// Gradients with a larger global norm are scaled down to this norm.
     pub clip_grad_norm: Option<f64>,
     /// Returns the bytes that this rank's computing threads have allocated and not freed, if an allocator counts them;
@@ -219,7 +219,7 @@ impl Default for FsdpConfig {
             forward_prefetch: Prefetch::Pre,
             backward_prefetch: Prefetch::Pre,
             no_sync: None,
-            adamw: AdamW::default(),
+            optimizers: Optimizers::default(),
             clip_grad_norm: None,
             allocated: None,
         }

@@ -1,5 +1,6 @@
 //! Errors of training steps.
 
+use checkpoint::CheckpointError;
 use comm::CommError;
 
 /// The reason why a step failed.
@@ -8,6 +9,9 @@ pub enum FsdpError {
     /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// A checkpoint cannot be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// The communication thread ended after an error that was returned earlier.
     #[error("the communication thread of rank {rank} has ended")]
     CommThread {

@@ -6,5 +6,6 @@ pub mod calls;
 pub mod config;
 pub mod error;
 pub mod inspect;
+pub mod optimizers;
 pub mod precision;
 pub mod units;

@@ -1,5 +1,6 @@
 //! One rank's part of a model in training: steps and evaluations.
 
+mod checkpoints;
 mod kept;
 mod step;
 mod sums;

@@ -57,8 +57,9 @@ impl FlatShard {
     ) -> Self {
         let layout = cut::layout(&params, plan.place(), plan.shards);
         let len = layout.padded_len() / plan.shards;
+        let shard = plan.shard * len..(plan.shard + 1) * len;
         Self {
-            optimizer: ShardOptimizer::new(&config.adamw, &layout, plan.shard * len, len, plan.ledger.clone()),
+            optimizer: ShardOptimizer::new(&config.optimizers, &params, &layout, shard, plan.ledger.clone()),
             params,
             is_trained,
             layout,

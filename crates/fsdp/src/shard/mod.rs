@@ -8,6 +8,7 @@ pub mod layout;
 pub mod memory;
 pub mod modules;
 pub mod optimizer;
+pub mod pieces;
 pub mod sharded_unit;
 pub mod state;
 pub mod storage;

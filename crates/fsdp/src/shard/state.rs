@@ -1,8 +1,9 @@
-//! The state of a model that a run saves: parameters and the optimizer's moments, a part on each rank.
+//! The state of a model that a run saves: parameters and the optimizer's state, a part on each rank.
 
 use crate::{Copies, FsdpError};
 use burn::tensor::Tensor;
 use checkpoint::Region;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// What one rank must save so that all ranks together save everything once.
@@ -19,7 +20,7 @@ pub struct State {
 /// The progress of the optimizer, the same on every rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
-    /// Number of AdamW steps, without skipped ones.
+    /// Number of the optimizer's steps, without skipped ones.
     pub optimizer_steps: u64,
     /// The scale of fp16 losses; `None` without fp16.
     pub loss_scale: Option<LossScale>,
@@ -49,16 +50,46 @@ pub struct Part {
 
 /// A part that a rank saves.
 ///
-/// The tensors share memory with the model until its next step, which creates new ones. They may move to another thread
-/// ([`comm::hand_over`]).
+/// The tensors share memory with the model until its next step, which creates new ones; the state of an optimizer of
+/// Burn is a copy. They may move to another thread ([`comm::hand_over`]).
 #[derive(Debug, Clone)]
 pub struct StatePart {
     /// The part.
     pub of: Part,
     /// Values, f32.
     pub param: Tensor<1>,
-    /// AdamW's running means of gradients and of their squares, f32; `None` before the first step.
-    pub moments: Option<[Tensor<1>; 2]>,
+    /// The optimizer's state, f32; `None` before the first step, and for frozen parameters.
+    pub optimizer: Option<OptimizerState<Tensor<1>>>,
+}
+
+/// The state of an optimizer for some elements of a parameter: for Kiln's AdamW its running means of gradients and of
+/// their squares, `exp_avg` and `exp_avg_sq`, and for an optimizer of Burn what its record has.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OptimizerState<T> {
+    /// Tensors with one number per element.
+    pub tensors: BTreeMap<String, T>,
+    /// Other numbers, which are the same for all elements.
+    pub numbers: BTreeMap<String, Number>,
+}
+
+impl<T> Default for OptimizerState<T> {
+    /// No state.
+    fn default() -> Self {
+        Self { tensors: BTreeMap::new(), numbers: BTreeMap::new() }
+    }
+}
+
+/// A number of an optimizer's state.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Number {
+    /// A count.
+    UInt(u64),
+    /// An integer below 0.
+    Int(i64),
+    /// A floating-point number.
+    Float(f64),
+    /// A truth value.
+    Bool(bool),
 }
 
 /// The values of a [`Part`]; each list has its length.
@@ -66,40 +97,84 @@ pub struct StatePart {
 pub struct PartValues {
     /// Values of the parameter.
     pub param: Vec<f32>,
-    /// AdamW's running means of gradients and of their squares; `None` means those before the first step.
-    pub moments: Option<[Vec<f32>; 2]>,
+    /// The optimizer's state; it is not read before the first step, or for a frozen parameter.
+    pub optimizer: OptimizerState<Vec<f32>>,
 }
 
 /// The source of values for [`Unloaded::load_state`](crate::Unloaded::load_state). An error is a message for the user.
 pub type ReadPart<'a> = dyn FnMut(&Part) -> Result<PartValues, String> + 'a;
 
+impl Number {
+    /// Converts a number of Burn's record, of whichever type fits.
+    pub(crate) fn of<S: Copy>(scalar: S) -> Self
+    where
+        u64: TryFrom<S>,
+        i64: TryFrom<S>,
+        f64: TryFrom<S>,
+        bool: TryFrom<S>,
+    {
+        let int = || i64::try_from(scalar).map(Self::Int);
+        let float = || f64::try_from(scalar).map(Self::Float);
+        let bool = || bool::try_from(scalar).map(Self::Bool);
+        let found = u64::try_from(scalar).map(Self::UInt).ok().or(int().ok()).or(bool().ok()).or(float().ok());
+        found.expect("a scalar is an integer, a floating-point number or a truth value")
+    }
+
+    /// Converts back.
+    pub(crate) fn scalar<S: From<u64> + From<i64> + From<f64> + From<bool>>(self) -> S {
+        match self {
+            Self::UInt(value) => value.into(),
+            Self::Int(value) => value.into(),
+            Self::Float(value) => value.into(),
+            Self::Bool(value) => value.into(),
+        }
+    }
+}
+
 /// The values of a whole shard, assembled from parts.
 pub(crate) struct ShardValues {
     pub param: Vec<f32>,
-    pub moments: Option<[Vec<f32>; 2]>,
+    /// The optimizer's states, with the name and the start of the part that they belong to.
+    states: Vec<(String, usize, OptimizerState<Vec<f32>>)>,
 }
 
 impl ShardValues {
-    pub fn new(len: usize, with_moments: bool) -> Self {
-        let zeros = || vec![0.0; len];
-        Self { param: zeros(), moments: with_moments.then(|| [zeros(), zeros()]) }
+    pub fn new(len: usize) -> Self {
+        Self { param: vec![0.0; len], states: vec![] }
     }
 
     /// Stores the values of a part at `at`.
-    pub fn put(&mut self, at: usize, wanted: &Part, values: &PartValues) -> Result<(), FsdpError> {
+    pub fn put(&mut self, at: usize, wanted: &Part, values: PartValues) -> Result<(), FsdpError> {
         let len = wanted.range.len();
-        let put = |into: &mut Vec<f32>, from: &[f32]| {
-            if from.len() != len {
-                return Err(FsdpError::State(format!("{}: {} values for a part of {len}", wanted.name, from.len())));
-            }
-            into[at..at + len].copy_from_slice(from);
-            Ok(())
-        };
-        put(&mut self.param, &values.param)?;
-        match (&mut self.moments, &values.moments) {
-            (Some(into), Some(from)) => into.iter_mut().zip(from).try_for_each(|(into, from)| put(into, from)),
-            (None, _) => Ok(()),
-            (Some(_), None) => Err(FsdpError::State(format!("{}: it has no moments of AdamW", wanted.name))),
+        let lists = values.optimizer.tensors.values().chain([&values.param]);
+        if let Some(wrong) = lists.into_iter().find(|list| list.len() != len) {
+            return Err(FsdpError::State(format!("{}: {} values for a part of {len}", wanted.name, wrong.len())));
         }
+        self.param[at..at + len].copy_from_slice(&values.param);
+        self.states.push((wanted.name.clone(), at, values.optimizer));
+        Ok(())
+    }
+
+    /// Returns the state of a range of the shard; padding is 0.
+    ///
+    /// # Errors
+    /// If its parts have states of different kinds.
+    pub fn state_in(&self, range: &Range<usize>) -> Result<OptimizerState<Vec<f32>>, FsdpError> {
+        let mut states = self.states.iter().filter(|(_, at, _)| range.contains(at)).peekable();
+        let Some((first, _, like)) = states.peek() else { return Ok(OptimizerState::default()) };
+        let zeros = |name: &String| (name.clone(), vec![0.0; range.len()]);
+        let mut tensors: BTreeMap<_, _> = like.tensors.keys().map(zeros).collect();
+        for (name, at, state) in states.clone() {
+            if !(state.tensors.keys().eq(like.tensors.keys()) && state.numbers == like.numbers) {
+                return Err(FsdpError::State(format!(
+                    "{first} and {name} were saved with different optimizers, and have the same one now: give the \
+                     optimizers and groups that the state was saved with"
+                )));
+            }
+            for (into, from) in tensors.values_mut().zip(state.tensors.values()) {
+                into[at - range.start..][..from.len()].copy_from_slice(from);
+            }
+        }
+        Ok(OptimizerState { tensors, numbers: like.numbers.clone() })
     }
 }

@@ -3,7 +3,9 @@
 use super::{AdaptedKey, Adaptive, Config, PrecisionConfig};
 use crate::format::count;
 use comm::SequenceRanks;
-use fsdp::{ActivationCheckpointing, AdamW, FsdpConfig, PipelineConfig, Prefetch, Schedule, Strategy, Wrap};
+use fsdp::{
+    ActivationCheckpointing, AdamW, FsdpConfig, Optimizers, PipelineConfig, Prefetch, Schedule, Strategy, Wrap,
+};
 use schedule::partition;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -168,12 +170,12 @@ impl Config {
             forward_prefetch: parallel.forward_prefetch,
             backward_prefetch: parallel.backward_prefetch,
             no_sync: parallel.no_sync,
-            adamw: AdamW {
+            optimizers: Optimizers::new(AdamW {
                 beta1: optim.beta1,
                 beta2: optim.beta2,
                 epsilon: optim.epsilon,
                 weight_decay: optim.weight_decay,
-            },
+            }),
             clip_grad_norm: (optim.clip_grad_norm > 0.0).then_some(optim.clip_grad_norm),
             allocated: None,
         }

@@ -2,7 +2,7 @@
 
 use crate::format::count;
 use checkpoint::{Checkpoint, CheckpointError, Parameter};
-use fsdp::{Part, PartValues};
+use fsdp::{MOMENTS, OptimizerState, Part, PartValues};
 use model::Initial;
 use std::collections::{HashMap, HashSet};
 
@@ -63,10 +63,11 @@ impl Partial {
     }
 }
 
-/// The initial values of a part; its moments are 0, as before the first step.
+/// The initial values of a part; AdamW's moments are 0, as before the first step.
 pub(super) fn drawn(initial: &Initial, wanted: &Part, has_moments: bool) -> PartValues {
     let runs: Vec<_> = wanted.region.runs(&wanted.shape, wanted.range.clone()).collect();
     let param = initial.values(&wanted.name, &runs);
-    let zeros = || vec![0.0; param.len()];
-    PartValues { moments: has_moments.then(|| [zeros(), zeros()]), param }
+    let zeros = |moment: &str| (moment.to_string(), vec![0.0; param.len()]);
+    let tensors = MOMENTS.iter().filter(|_| has_moments).map(|moment| zeros(moment)).collect();
+    PartValues { optimizer: OptimizerState { tensors, ..OptimizerState::default() }, param }
 }

@@ -2,9 +2,9 @@
 
 use super::*;
 use burn::nn::{Initializer, Linear, LinearConfig};
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use checkpoint::Region;
-use fsdp::{Copies, Fsdp, FsdpConfig, Strategy, Units};
+use fsdp::{Copies, Fsdp, FsdpConfig, Part, StatePart, Strategy, Units};
 use std::fs;
 use std::os::unix::fs::symlink;
 use test_kit::on_ranks;
@@ -176,7 +176,7 @@ fn a_rank_whose_disk_is_full_says_so_and_the_others_write_on() {
             let (len, offset, param) = (1 << 20, saver.rank << 20, Tensor::zeros([1 << 20], &Device::flex()));
             let (name, shape) = ("w".into(), vec![4 << 20]);
             let of = Part { name, region: Region::whole(&shape), shape, range: offset..offset + len };
-            let parts = vec![StatePart { of, param, moments: None }];
+            let parts = vec![StatePart { of, param, optimizer: None }];
             let progress = fsdp::Progress { optimizer_steps: 3, loss_scale: None };
             let index = Index { step: 3, world_size: 4, ..Index::default() };
             saver.start(State { parts, progress, copies: Copies::default() }, index);

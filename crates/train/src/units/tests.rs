@@ -5,7 +5,7 @@ use crate::batch::{BatchMaker, RowCounts};
 use crate::config::Source;
 use crate::run::set_vocabulary;
 use burn::tensor::{Int, Tensor, TensorData};
-use fsdp::{AdamW, FsdpConfig};
+use fsdp::{AdamW, FsdpConfig, Optimizers};
 use model::StepContext;
 use std::ops::Range;
 use test_kit::{Values, assert_moves, moved, on_ranks};
@@ -112,7 +112,7 @@ fn moves(config: &Config) -> Moves {
     let config = config.clone();
     let of_ranks = on_ranks(config.parallel.gpus, move |comm| {
         let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
-        let of_fsdp = FsdpConfig { adamw, ..config.fsdp() };
+        let of_fsdp = FsdpConfig { optimizers: Optimizers::new(adamw), ..config.fsdp() };
         let (loads, parallel) = (ExpertLoads::new(config.moe.as_ref()), Parallel::new(&of_fsdp, &comm)?);
         // One of the tokens ends a document.
         let maker = BatchMaker::new(&config, Some(4), parallel.sequences.clone(), &Device::flex());

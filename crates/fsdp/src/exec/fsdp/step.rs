@@ -44,7 +44,7 @@ impl<B: 'static> Fsdp<B> {
             let count = count_of(totals.weight);
             GradientScale { known: 1.0 / count, factor: Some(totals.factor(count, limit)) }
         });
-        let is_ahead = before_step.is_none() && ahead.is_some();
+        let is_ahead = before_step.is_none() && ahead.is_some() && self.config.optimizers.step_on_device();
         if let Some(scale) = ahead.as_ref().filter(|_| is_ahead) {
             self.step_units(lr, scale)?;
         }

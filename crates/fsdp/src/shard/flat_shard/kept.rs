@@ -3,7 +3,7 @@
 use super::{FlatShard, overlap};
 use crate::FsdpError;
 use crate::shard::copies::ShardOf;
-use crate::shard::state::{Part, ReadPart, ShardValues, StatePart};
+use crate::shard::state::{OptimizerState, Part, ReadPart, ShardValues, StatePart};
 use burn::tensor::{Tensor, TensorData};
 use comm::hand_over;
 use std::ops::Range;
@@ -17,30 +17,35 @@ impl FlatShard {
         let (len, start) = (self.len(), self.range().start);
         let cut = |i: usize| start + len * i / self.plan.replicas;
         let share = cut(self.plan.replica)..cut(self.plan.replica + 1);
+        let states = self.optimizer.states();
         let part = |(wanted, at): (Part, usize)| {
             let range = at - start..at - start + wanted.range.len();
             let param = self.master.tensor.clone().slice(range.clone());
-            let moments = self.optimizer.moments(range).map(|moments| moments.map(hand_over));
-            StatePart { of: wanted, param: hand_over(param), moments }
+            let of_part = |(of, _): &&(Range<usize>, _)| of.contains(&range.start);
+            let optimizer = states.iter().find(of_part).map(|(of, OptimizerState { tensors, numbers })| {
+                let range = range.start - of.start..range.end - of.start;
+                let part =
+                    |(name, all): (&String, &Tensor<1>)| (name.clone(), hand_over(all.clone().slice(range.clone())));
+                OptimizerState { tensors: tensors.iter().map(part).collect(), numbers: numbers.clone() }
+            });
+            StatePart { of: wanted, param: hand_over(param), optimizer }
         };
         self.parts(share).map(part).collect()
     }
 
-    /// Reads this rank's shard with `read`, including the optimizer's moments if `steps` is above 0. A replica must be
+    /// Reads this rank's shard with `read`, including the optimizer's state if `steps` is above 0. A replica must be
     /// set afterwards.
     pub fn load_state(&mut self, steps: u64, read: &mut ReadPart) -> Result<(), FsdpError> {
         if !self.unit_stages.is_here {
             return Ok(());
         }
         let (len, start) = (self.len(), self.range().start);
-        let mut values = ShardValues::new(len, steps > 0 && self.is_trained);
+        let mut values = ShardValues::new(len);
         for (wanted, at) in self.parts(start..start + len) {
-            let part = read(&wanted).map_err(FsdpError::State)?;
-            values.put(at - start, &wanted, &part)?;
+            values.put(at - start, &wanted, read(&wanted).map_err(FsdpError::State)?)?;
         }
-        let tensor = |values: Vec<f32>| Tensor::from_data(TensorData::new(values, [len]), &self.plan.rest_device);
-        let master = tensor(values.param);
-        self.optimizer.load(values.moments.map(|moments| moments.map(tensor)), steps);
+        self.optimizer.load(if self.is_trained { steps } else { 0 }, &values, &self.plan.rest_device)?;
+        let master = Tensor::from_data(TensorData::new(values.param, [len]), &self.plan.rest_device);
         self.set_master(master);
         Ok(())
     }
@@ -83,8 +88,8 @@ impl FlatShard {
         let plan = &self.plan;
         let has_copies = self.unit_stages.is_here && (plan.replicas > 1 || self.unit_stages.tie.is_some());
         has_copies.then(|| {
-            let moments = self.optimizer.all_moments().into_iter().flatten();
-            let tensors = std::iter::once(self.master.tensor.clone()).chain(moments).collect();
+            let states = self.optimizer.states().into_iter().flat_map(|(_, state)| state.tensors.into_values());
+            let tensors = std::iter::once(self.master.tensor.clone()).chain(states).collect();
             (ShardOf { class: plan.class, is_trained: self.is_trained, part: plan.part, shard: plan.shard }, tensors)
         })
     }
