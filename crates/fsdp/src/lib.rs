@@ -47,7 +47,7 @@ pub use api::error::FsdpError;
 pub use api::optimizers::{AnyOptimizer, Elementwise, Optimizers};
 pub use api::precision::{FloatType, Precision};
 pub use api::units::{UnitId, Units};
-pub use exec::fsdp::{BeforeStep, Fsdp, NonFinite, StepReport, Unloaded};
+pub use exec::fsdp::{Backward, BeforeStep, Fsdp, NonFinite, StepReport, Unloaded};
 pub use exec::interpreter::StageTimes;
 pub use exec::vjp::vjp_seed;
 pub use forecast::traffic::{CallTraffic, Received, Share, SharesRun};

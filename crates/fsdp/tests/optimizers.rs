@@ -148,3 +148,33 @@ fn a_checkpoint_of_other_optimizers_is_refused() {
     });
     assert!(messages[0].contains("saved by another optimizer: it has no exp_avg"), "{}", messages[0]);
 }
+
+#[test]
+fn gradients_can_be_looked_at_and_changed_before_the_step() {
+    let net = net(&Device::flex(), 0.0);
+    let sgd = || Optimizers::new(SgdConfig::new().build());
+    // Half the gradient at twice the learning rate is the same step.
+    let expected = by_burn(net.clone(), SgdConfig::new().init());
+    for (config, ranks) in configs() {
+        let (net, config) = (net.clone(), FsdpConfig { optimizers: sgd(), ..config });
+        let mut results = on_ranks(ranks, move |comm| {
+            let mut fsdp = Fsdp::new(calls().into_units(net.clone()), comm, config.clone())?;
+            let (mine, mut losses) = (micro_batches(&fsdp), vec![]);
+            for _ in 0..STEPS {
+                let mut seen = 0;
+                let mut backward = fsdp.backward(&mine, &[1.0; 2])?;
+                backward.map_gradients(&mut |part, gradient| {
+                    assert_eq!(gradient.dims(), [part.range.len()]);
+                    seen += part.range.len();
+                    gradient * 0.5
+                })?;
+                assert!(seen > 0);
+                losses.push(backward.step(2.0 * LR)?.loss);
+            }
+            // Without a step, gradients are discarded.
+            drop(fsdp.backward(&mine, &[1.0; 2])?);
+            Ok::<_, FsdpError>((losses, Values::of(&fsdp.gather_model(net.clone(), true)?.expect("kept")).by_path()))
+        });
+        assert_alike(results.remove(0), &expected);
+    }
+}

@@ -1,5 +1,6 @@
 //! One rank's part of a model in training: steps and evaluations.
 
+mod backward;
 mod checkpoints;
 mod kept;
 mod step;
@@ -7,6 +8,7 @@ mod sums;
 mod sums_on_device;
 mod watch;
 
+pub use backward::Backward;
 pub use kept::Unloaded;
 
 use crate::api::bound::with_values;
@@ -203,11 +205,8 @@ impl<B: 'static> Fsdp<B> {
         numbers: impl FnOnce() -> Vec<f64>,
         before_step: Option<BeforeStep<B>>,
     ) -> Result<StepReport, FsdpError> {
-        let report = self.step(micro_batches, weights, lr, numbers, before_step);
-        if report.is_err() {
-            self.units.iter_mut().for_each(ShardedUnit::skip);
-        }
-        report
+        let backward = self.backward(micro_batches, weights)?;
+        backward.step_with(lr, numbers(), before_step)
     }
 
     /// Returns, for each batch, the weighted mean over ranks of the last call's loss, and the sum of the weights. All

@@ -10,7 +10,7 @@ use crate::shard::flat_shard::{FlatShard, owned_copy};
 use crate::shard::memory::Counted;
 use crate::shard::modules::{BoundModules, ClassParams, Classes, Modules};
 use crate::shard::optimizer::GradientScale;
-use crate::shard::state::{ReadPart, StatePart};
+use crate::shard::state::{Part, ReadPart, StatePart};
 use crate::shard::storage::device::Leaf;
 use crate::shard::weights::Weights;
 use crate::{FsdpConfig, FsdpError};
@@ -240,6 +240,11 @@ impl ShardedUnit {
                 class.set_gradient(gradient, done);
             }
         }
+    }
+
+    /// Calls [`FlatShard::map_gradient`] for each trained class.
+    pub fn map_gradients(&mut self, count: f64, change: &mut dyn FnMut(&Part, Tensor<1>) -> Tensor<1>) {
+        self.trained().for_each(|class| class.map_gradient(count, change));
     }
 
     /// Returns the sum of squares of this rank's gradient by class; see [`FlatShard::gradient_square`].

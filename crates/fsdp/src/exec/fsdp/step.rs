@@ -2,7 +2,7 @@
 
 use super::sums::Totals;
 use super::sums_on_device::DeviceTotals;
-use super::{BeforeStep, Fsdp, NonFinite, StepReport};
+use super::{Backward, BeforeStep, Fsdp, NonFinite, StepReport};
 use crate::FsdpError;
 use crate::api::call::Output;
 use crate::shard::optimizer::GradientScale;
@@ -10,61 +10,48 @@ use crate::shard::sharded_unit::ShardedUnit;
 use comm::Reduce;
 use std::time::Instant;
 
-impl<B: 'static> Fsdp<B> {
-    /// Makes a step; see [`train_step_with`](Self::train_step_with).
-    pub(super) fn step(
-        &mut self,
-        micro_batches: &[B],
-        weights: &[f64],
+impl<B: 'static> Backward<'_, B> {
+    /// Makes the step; `numbers` and `before_step` are those of [`Fsdp::train_step_with`].
+    pub(super) fn step_with(
+        mut self,
         lr: f64,
-        numbers: impl FnOnce() -> Vec<f64>,
+        numbers: Vec<f64>,
         before_step: Option<BeforeStep<B>>,
     ) -> Result<StepReport, FsdpError> {
-        // Weights are relative to the largest one, so full micro-batches are not scaled: their gradients are bitwise
-        // those without weights.
-        let most = self.agree_on(micro_batches.len(), weights)?;
-        // A context-parallel rank has the mean over its part of the rows. Its gradients would be `cp` times larger than
-        // those of the mean over all rows, which fp16 might not hold.
-        let parts = self.config.cp as f64;
-        let shares: Vec<f64> = weights.iter().map(|weight| weight / most / parts).collect();
-        let scales: Vec<f64> = shares.iter().map(|share| share * self.loss_scale.factor()).collect();
-        let pipeline = self.config.pipeline.of(micro_batches.len())?;
-        let (losses, mut times) = self.interpreter(pipeline).train(micro_batches, &scales)?;
         let through = Instant::now();
-        // Each stage has the gradients of its own calls.
-        self.units.iter_mut().try_for_each(|unit| unit.sum_over_holders(&self.streams))?;
-        let (limit, numbers) = (self.config.clip_grad_norm, numbers());
-        let on_device = match self.rests_on_device() {
-            true => Some(self.totals_on_device(&losses, &shares, &numbers)?),
+        let Self { fsdp, micro_batches, losses, shares, times } = &mut self;
+        let (limit, numbers) = (fsdp.config.clip_grad_norm, numbers);
+        let on_device = match fsdp.rests_on_device() {
+            true => Some(fsdp.totals_on_device(losses, shares, &numbers)?),
             false => None,
         };
         // Gradients are sums over ranks and micro-batches; the loss is a mean over both.
-        let count_of = |weight: f64| weight * self.loss_scale.factor();
+        let count_of = |weight: f64| weight * fsdp.loss_scale.factor();
         let ahead = on_device.as_ref().map(|totals| {
             let count = count_of(totals.weight);
             GradientScale { known: 1.0 / count, factor: Some(totals.factor(count, limit)) }
         });
-        let is_ahead = before_step.is_none() && ahead.is_some() && self.config.optimizers.step_on_device();
+        let is_ahead = before_step.is_none() && ahead.is_some() && fsdp.config.optimizers.step_on_device();
         if let Some(scale) = ahead.as_ref().filter(|_| is_ahead) {
-            self.step_units(lr, scale)?;
+            fsdp.step_units(lr, scale)?;
         }
         let Totals { losses: [loss, aux_loss], weight, norm, sums } = match &on_device {
             Some(totals) => totals.read(),
-            None => self.totals(&losses, &shares, numbers)?,
+            None => fsdp.totals(losses, shares, numbers)?,
         };
         times.waiting += through.elapsed(); // for the stages that finish last
-        let count = weight * self.loss_scale.factor();
+        let count = weight * fsdp.loss_scale.factor();
         let grad_norm = norm / count;
         let finite = loss.is_finite() && aux_loss.is_finite();
-        let overflow = finite && self.loss_scale.update(grad_norm);
+        let overflow = finite && fsdp.loss_scale.update(grad_norm);
         let non_finite = match finite && (grad_norm.is_finite() || overflow) {
             true => None,
-            false => Some(self.locate_non_finite(micro_batches, on_device.as_ref())?),
+            false => Some(fsdp.locate_non_finite(micro_batches, on_device.as_ref())?),
         };
         let skipped = overflow || non_finite.is_some();
         match (skipped, is_ahead) {
-            (true, true) => self.units.iter_mut().for_each(ShardedUnit::take_step_back),
-            (true, false) => self.units.iter_mut().for_each(ShardedUnit::skip),
+            (true, true) => fsdp.units.iter_mut().for_each(ShardedUnit::take_step_back),
+            (true, false) => fsdp.units.iter_mut().for_each(ShardedUnit::skip),
             (false, true) => {}
             (false, false) => {
                 let clip = match limit {
@@ -73,14 +60,16 @@ impl<B: 'static> Fsdp<B> {
                 };
                 let scale = ahead.unwrap_or(GradientScale { known: clip / count, factor: None });
                 if let Some(before_step) = before_step {
-                    before_step(self, &sums)?;
+                    before_step(fsdp, &sums)?;
                 }
-                self.step_units(lr, &scale)?;
+                fsdp.step_units(lr, &scale)?;
             }
         }
-        Ok(StepReport { loss, aux_loss, grad_norm, skipped, non_finite, sums, times })
+        Ok(StepReport { loss, aux_loss, grad_norm, skipped, non_finite, sums, times: *times })
     }
+}
 
+impl<B: 'static> Fsdp<B> {
     /// Runs the forward again and checks each call's output; the ranks agree on the first non-finite one.
     fn locate_non_finite(
         &mut self,

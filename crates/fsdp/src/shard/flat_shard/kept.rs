@@ -3,6 +3,7 @@
 use super::{FlatShard, overlap};
 use crate::FsdpError;
 use crate::shard::copies::ShardOf;
+use crate::shard::memory::{Category, Counted};
 use crate::shard::state::{OptimizerState, Part, ReadPart, ShardValues, StatePart};
 use burn::tensor::{Tensor, TensorData};
 use comm::hand_over;
@@ -58,6 +59,18 @@ impl FlatShard {
             let region = whole.region(self.plan.place());
             Some((Part { name: whole.name.clone(), shape: whole.shape.clone(), region, range }, at))
         })
+    }
+
+    /// Replaces this rank's gradient, part by part. `change` gets it divided by `count`.
+    pub fn map_gradient(&mut self, count: f64, change: &mut dyn FnMut(&Part, Tensor<1>) -> Tensor<1>) {
+        let Some(Counted { tensor, .. }) = &self.gradient else { return };
+        let (start, mut all) = (self.range().start, tensor.clone());
+        for (part, at) in self.parts(self.range()) {
+            let range = at - start..at - start + part.range.len();
+            let changed = change(&part, all.clone().slice(range.clone()) / count) * count;
+            all = all.slice_assign([range], changed);
+        }
+        self.gradient = Some(self.plan.count(all, Category::Gradients));
     }
 
     /// Adds `delta` to this rank's part of parameter `i`.

@@ -1,0 +1,91 @@
+//! The forwards and backwards of a step, and its gradients before the optimizer.
+
+use super::{Fsdp, StepReport};
+use crate::exec::chunk::Losses;
+use crate::exec::interpreter::StageTimes;
+use crate::shard::sharded_unit::ShardedUnit;
+use crate::{FsdpError, Part};
+use burn::tensor::Tensor;
+use std::time::Instant;
+
+/// The gradients of a step before its optimizer: the result of [`Fsdp::backward`]. Without a [`step`](Self::step) they are
+/// discarded.
+pub struct Backward<'a, B: 'static> {
+    pub(super) fsdp: &'a mut Fsdp<B>,
+    pub(super) micro_batches: &'a [B],
+    pub(super) losses: Vec<Losses>,
+    /// The weights of the micro-batches, relative to the largest one.
+    pub(super) shares: Vec<f64>,
+    pub(super) times: StageTimes,
+}
+
+impl<B: 'static> Fsdp<B> {
+    /// Runs the forwards and backwards of a step on this rank's micro-batches, with weights as in
+    /// [`train_step_with`](Self::train_step_with), and stops before the optimizer:
+    ///
+    /// ```no_run
+    /// # fn step(fsdp: &mut fsdp::Fsdp<()>, micro_batches: &[()]) -> Result<(), fsdp::FsdpError> {
+    /// let mut backward = fsdp.backward(micro_batches, &[1.0])?;
+    /// backward.map_gradients(&mut |_part, gradient| gradient.clamp(-1.0, 1.0))?;
+    /// let report = backward.step(3e-4)?;
+    /// # drop(report);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`train_step_with`](Self::train_step_with).
+    pub fn backward<'a>(&'a mut self, micro_batches: &'a [B], weights: &[f64]) -> Result<Backward<'a, B>, FsdpError> {
+        // Weights are relative to the largest one, so full micro-batches are not scaled: their gradients are bitwise
+        // those without weights.
+        let most = self.agree_on(micro_batches.len(), weights)?;
+        // A context-parallel rank has the mean over its part of the rows. Its gradients would be `cp` times larger than
+        // those of the mean over all rows, which fp16 might not hold.
+        let parts = self.config.cp as f64;
+        let shares: Vec<f64> = weights.iter().map(|weight| weight / most / parts).collect();
+        let mut backward = Backward { fsdp: self, micro_batches, losses: vec![], shares, times: StageTimes::default() };
+        backward.run()?;
+        Ok(backward)
+    }
+}
+
+impl<B: 'static> Drop for Backward<'_, B> {
+    /// Nothing of a step that has failed carries over to the next one.
+    fn drop(&mut self) {
+        self.fsdp.units.iter_mut().for_each(ShardedUnit::skip);
+    }
+}
+
+impl<B: 'static> Backward<'_, B> {
+    fn run(&mut self) -> Result<(), FsdpError> {
+        let Self { fsdp, micro_batches, shares, .. } = self;
+        let scales: Vec<f64> = shares.iter().map(|share| share * fsdp.loss_scale.factor()).collect();
+        let pipeline = fsdp.config.pipeline.of(micro_batches.len())?;
+        (self.losses, self.times) = fsdp.interpreter(pipeline).train(micro_batches, &scales)?;
+        let through = Instant::now();
+        // Each stage has the gradients of its own calls.
+        fsdp.units.iter_mut().try_for_each(|unit| unit.sum_over_holders(&fsdp.streams))?;
+        self.times.waiting += through.elapsed(); // for the stages that finish last
+        Ok(())
+    }
+
+    /// Replaces the gradients that this rank holds by those that `change` returns. It is called with each part of a
+    /// trained parameter and its gradient: the mean over the global batch, flat, in fp32, before clipping. Copies of a
+    /// part on several ranks must be changed alike. This is a collective: every rank calls it.
+    ///
+    /// # Errors
+    /// Returns an error if a rank fails.
+    pub fn map_gradients(&mut self, change: &mut dyn FnMut(&Part, Tensor<1>) -> Tensor<1>) -> Result<(), FsdpError> {
+        let shares = self.fsdp.all_reduce(&[self.shares.iter().sum()])?[0];
+        let count = self.fsdp.weight(shares) * self.fsdp.loss_scale.factor();
+        self.fsdp.units.iter_mut().for_each(|unit| unit.map_gradients(count, change));
+        Ok(())
+    }
+
+    /// Clips the gradients, and makes the optimizer's step.
+    ///
+    /// # Errors
+    /// Returns an error if a rank fails.
+    pub fn step(self, lr: f64) -> Result<StepReport, FsdpError> {
+        self.step_with(lr, vec![], None)
+    }
+}
