@@ -40,7 +40,8 @@ mod forecast;
 mod groups;
 mod shard;
 
-pub use api::call::{Activation, Loss};
+pub use api::activations::Activations;
+pub use api::call::{CallOutput, Loss};
 pub use api::calls::Calls;
 pub use api::config::{ActivationCheckpointing, FsdpConfig, PipelineConfig, Prefetch, Strategy, Wrap};
 pub use api::error::FsdpError;

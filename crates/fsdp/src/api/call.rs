@@ -1,6 +1,6 @@
 //! A call of a unit in the forward, and its result.
 
-use crate::shard::memory::bytes;
+use crate::api::activations::{Activations, Tensors};
 use burn::tensor::Tensor;
 use std::any::Any;
 
@@ -13,47 +13,91 @@ pub(crate) struct Call<B> {
 struct Step<B> {
     /// The unit's module to which the function is applied.
     member: usize,
-    forward: Forward<B>,
+    forward: Function<B>,
+}
+
+/// A function of a forward, with the numbers of dimensions of the tensors that it takes and returns.
+pub(crate) struct Function<B> {
+    pub run: Forward<B>,
+    pub takes: Vec<usize>,
+    pub returns: Vec<usize>,
 }
 
 /// The function of a call, of a module of any type.
-pub(crate) type Forward<B> = Box<dyn Fn(&dyn Any, Option<Tensor<3>>, &B) -> Output>;
+pub(crate) type Forward<B> = Box<dyn Fn(&dyn Any, Option<Tensors>, &B) -> Output>;
+
+/// What a call in the middle of a forward returns: [`Activations`], or a pair of them and a loss of its own, `[1]`, which
+/// is added to the model's.
+pub trait CallOutput {
+    /// What the next call gets.
+    type Next: Activations;
+
+    #[doc(hidden)]
+    fn split(self) -> (Self::Next, Option<Tensor<1>>);
+}
+
+impl<X: Activations> CallOutput for X {
+    type Next = X;
+
+    fn split(self) -> (X, Option<Tensor<1>>) {
+        (self, None)
+    }
+}
+
+impl<X: Activations> CallOutput for (X, Option<Tensor<1>>) {
+    type Next = X;
+
+    fn split(self) -> Self {
+        self
+    }
+}
 
 /// Returns the function of a first call.
-pub(crate) fn of_first<M: 'static, B>(forward: impl Fn(&M, &B) -> Tensor<3> + 'static) -> Forward<B> {
-    Box::new(move |module, _x, batch| Output::Activation(forward(typed(module), batch).into()))
+pub(crate) fn of_first<M: 'static, X: Activations, B>(forward: impl Fn(&M, &B) -> X + 'static) -> Function<B> {
+    let run: Forward<B> = Box::new(move |module, _x, batch| output(forward(typed(module), batch)));
+    Function { run, takes: vec![], returns: X::ranks() }
 }
 
 /// Returns the function of a call in the middle of a forward.
-pub(crate) fn of_middle<M: 'static, B, A: Into<Activation>>(
-    forward: impl Fn(&M, Tensor<3>, &B) -> A + 'static,
-) -> Forward<B> {
-    Box::new(move |module, x, batch| Output::Activation(forward(typed(module), expect(x), batch).into()))
+pub(crate) fn of_middle<M: 'static, X: Activations, B, Y: CallOutput>(
+    forward: impl Fn(&M, X, &B) -> Y + 'static,
+) -> Function<B> {
+    let run: Forward<B> = Box::new(move |module, x, batch| output(forward(typed(module), expect(x), batch)));
+    Function { run, takes: X::ranks(), returns: Y::Next::ranks() }
 }
 
 /// Returns the function of a last call.
-pub(crate) fn of_last<M: 'static, B, L: Into<Loss>>(forward: impl Fn(&M, Tensor<3>, &B) -> L + 'static) -> Forward<B> {
-    Box::new(move |module, x, batch| Output::Loss(forward(typed(module), expect(x), batch).into()))
+pub(crate) fn of_last<M: 'static, X: Activations, B, L: Into<Loss>>(
+    forward: impl Fn(&M, X, &B) -> L + 'static,
+) -> Function<B> {
+    let run: Forward<B> =
+        Box::new(move |module, x, batch| Output::Loss(forward(typed(module), expect(x), batch).into()));
+    Function { run, takes: X::ranks(), returns: vec![] }
+}
+
+fn output(output: impl CallOutput) -> Output {
+    let (x, aux) = output.split();
+    Output::Activation(Activation { x: Tensors::of(x), aux })
 }
 
 fn typed<M: 'static>(module: &dyn Any) -> &M {
     module.downcast_ref().expect("a call's module has the type of its function")
 }
 
-fn expect(x: Option<Tensor<3>>) -> Tensor<3> {
-    x.expect("every call but the first gets an activation")
+fn expect<X: Activations>(x: Option<Tensors>) -> X {
+    x.expect("every call but the first gets an activation").typed()
 }
 
 /// Applies functions in a row, each to its module, up to the first one that returns the model's loss. The result has
 /// the sum of all auxiliary losses.
 pub(crate) fn in_a_row<'a, B: 'a>(
-    functions: impl Iterator<Item = (&'a Forward<B>, &'a dyn Any)>,
-    mut x: Option<Tensor<3>>,
+    functions: impl Iterator<Item = (&'a Function<B>, &'a dyn Any)>,
+    mut x: Option<Tensors>,
     batch: &B,
 ) -> Output {
     let mut aux: Option<Tensor<1>> = None;
-    for (forward, module) in functions {
-        match forward(module, x.take(), batch) {
+    for (function, module) in functions {
+        match (function.run)(module, x.take(), batch) {
             Output::Activation(activation) => {
                 aux = add(aux, activation.aux);
                 x = Some(activation.x);
@@ -80,23 +124,11 @@ pub(crate) enum Output {
 }
 
 /// The result of a call in the middle of a forward.
-pub struct Activation {
+pub(crate) struct Activation {
     /// The input of the next call.
-    pub x: Tensor<3>,
+    pub x: Tensors,
     /// `[1]`: a loss of this call, which is added to the model's.
     pub aux: Option<Tensor<1>>,
-}
-
-impl From<Tensor<3>> for Activation {
-    fn from(x: Tensor<3>) -> Self {
-        Self { x, aux: None }
-    }
-}
-
-impl From<(Tensor<3>, Option<Tensor<1>>)> for Activation {
-    fn from((x, aux): (Tensor<3>, Option<Tensor<1>>)) -> Self {
-        Self { x, aux }
-    }
 }
 
 /// The result of the last call of a forward.
@@ -114,7 +146,7 @@ impl From<Tensor<1>> for Loss {
 }
 
 impl<B> Call<B> {
-    pub fn new(unit: usize, forward: Forward<B>) -> Self {
+    pub fn new(unit: usize, forward: Function<B>) -> Self {
         Self { unit, steps: vec![Step { member: 0, forward }] }
     }
 
@@ -131,13 +163,23 @@ impl<B> Call<B> {
         self.steps.extend(next.steps);
     }
 
+    /// Returns the numbers of dimensions of the tensors that the call takes.
+    pub fn takes(&self) -> &[usize] {
+        self.steps.first().map_or(&[], |step| &step.forward.takes)
+    }
+
+    /// Returns the numbers of dimensions of the tensors that the call returns.
+    pub fn returns(&self) -> &[usize] {
+        self.steps.last().map_or(&[], |step| &step.forward.returns)
+    }
+
     /// Returns the number of functions.
     pub fn functions(&self) -> usize {
         self.steps.len()
     }
 
     /// Runs the functions in a row; `module` returns the unit's modules, with values.
-    pub fn run<'a>(&'a self, module: impl Fn(usize) -> &'a dyn Any, x: Option<Tensor<3>>, batch: &B) -> Output {
+    pub fn run<'a>(&'a self, module: impl Fn(usize) -> &'a dyn Any, x: Option<Tensors>, batch: &B) -> Output {
         in_a_row(self.steps.iter().map(|step| (&step.forward, module(step.member))), x, batch)
     }
 }
@@ -146,21 +188,19 @@ impl Output {
     pub fn bytes(&self) -> usize {
         match self {
             Self::Loss(_) => 0,
-            Self::Activation(activation) => bytes(&activation.x),
+            Self::Activation(activation) => activation.x.bytes(),
         }
     }
 
     /// Returns whether all numbers are finite.
     pub fn is_finite(&self) -> bool {
-        let (sum, aux) = match self {
-            Self::Loss(Loss { loss, aux }) => (fused::sum_of_squares(loss.clone()), aux),
-            Self::Activation(Activation { x, aux }) => {
-                let len = x.shape().num_elements();
-                (fused::sum_of_squares(x.clone().reshape([len])), aux)
-            }
-        };
         // On the CPU the sum is f64, and squares of finite f32 numbers do not overflow it.
-        sum.is_finite() && aux.as_ref().is_none_or(|aux| fused::sum_of_squares(aux.clone()).is_finite())
+        let is_finite = |values: Tensor<1>| fused::sum_of_squares(values).is_finite();
+        let (is_ok, aux) = match self {
+            Self::Loss(Loss { loss, aux }) => (is_finite(loss.clone()), aux),
+            Self::Activation(Activation { x, aux }) => (x.flat().all(|(_, values)| is_finite(values)), aux),
+        };
+        is_ok && aux.clone().is_none_or(is_finite)
     }
 
     /// Returns the same values outside of any graph.
@@ -169,7 +209,7 @@ impl Output {
         match self {
             Self::Loss(Loss { loss, aux }) => Self::Loss(Loss { loss: loss.clone().inner(), aux: inner(aux) }),
             Self::Activation(activation) => {
-                Self::Activation(Activation { x: activation.x.clone().inner(), aux: inner(&activation.aux) })
+                Self::Activation(Activation { x: activation.x.detached(), aux: inner(&activation.aux) })
             }
         }
     }

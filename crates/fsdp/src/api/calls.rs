@@ -1,11 +1,11 @@
 //! A model as a list of calls, each with the part of the model that computes it.
 
-use crate::api::call::{Activation, Forward, Loss, Output, Role, in_a_row, of_first, of_last, of_middle};
+use crate::api::activations::Activations;
+use crate::api::call::{CallOutput, Function, Loss, Output, Role, in_a_row, of_first, of_last, of_middle};
 use crate::api::inspect::{self, ModuleParam};
 use crate::api::units::Units;
 use crate::shard::layout::NamedShape;
 use burn::module::Module;
-use burn::tensor::Tensor;
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
 
@@ -27,7 +27,7 @@ use std::collections::{BTreeSet, HashMap};
 ///
 /// let mut calls = fsdp::Calls::<Mlp, Tensor<3>>::new();
 /// calls.first("layers.0", |mlp| &mlp.layers[0], |linear, batch| linear.forward(batch.clone()));
-/// calls.last("head", |mlp| &mlp.head, |linear, x, _batch| linear.forward(x).mean());
+/// calls.last("head", |mlp| &mlp.head, |linear, x: Tensor<3>, _batch| linear.forward(x).mean());
 ///
 /// let loss = calls.run(&model, &Tensor::ones([1, 2, 4], &device)).loss;
 /// let units = calls.into_units(model); // for Fsdp::new
@@ -42,7 +42,7 @@ struct PartCall<M, B> {
     part: Box<dyn Fn(&M) -> &dyn Any>,
     add: Box<AddUnit<M, B>>,
     role: Role,
-    forward: Forward<B>,
+    forward: Function<B>,
 }
 
 /// Adds the unit of a model's part, and returns its index.
@@ -55,31 +55,31 @@ impl<M: 'static, B: 'static> Calls<M, B> {
     }
 
     /// Adds the first call: from the batch to an activation. `path` is the path of fields to the part.
-    pub fn first<P: Module + 'static>(
+    pub fn first<P: Module + 'static, X: Activations>(
         &mut self,
         path: impl Into<String>,
         part: impl Fn(&M) -> &P + Clone + 'static,
-        forward: impl Fn(&P, &B) -> Tensor<3> + 'static,
+        forward: impl Fn(&P, &B) -> X + 'static,
     ) {
         self.push(path, part, Role::First, of_first(forward));
     }
 
     /// Adds the next call: from an activation to an activation, with or without a loss of its own.
-    pub fn then<P: Module + 'static, A: Into<Activation>>(
+    pub fn then<P: Module + 'static, X: Activations, Y: CallOutput>(
         &mut self,
         path: impl Into<String>,
         part: impl Fn(&M) -> &P + Clone + 'static,
-        forward: impl Fn(&P, Tensor<3>, &B) -> A + 'static,
+        forward: impl Fn(&P, X, &B) -> Y + 'static,
     ) {
         self.push(path, part, Role::Middle, of_middle(forward));
     }
 
     /// Adds the last call: from an activation to the batch's mean loss, `[1]`, in fp32.
-    pub fn last<P: Module + 'static, L: Into<Loss>>(
+    pub fn last<P: Module + 'static, X: Activations, L: Into<Loss>>(
         &mut self,
         path: impl Into<String>,
         part: impl Fn(&M) -> &P + Clone + 'static,
-        forward: impl Fn(&P, Tensor<3>, &B) -> L + 'static,
+        forward: impl Fn(&P, X, &B) -> L + 'static,
     ) {
         self.push(path, part, Role::Last, of_last(forward));
     }
@@ -89,7 +89,7 @@ impl<M: 'static, B: 'static> Calls<M, B> {
         path: impl Into<String>,
         part: impl Fn(&M) -> &P + Clone + 'static,
         role: Role,
-        forward: Forward<B>,
+        forward: Function<B>,
     ) {
         let path = path.into();
         let (name, of) = (path.clone(), part.clone());
@@ -105,10 +105,11 @@ impl<M: 'static, B: 'static> Calls<M, B> {
     /// Applies the first `end` calls to a whole model. Returns the last one's activation; auxiliary losses are dropped.
     ///
     /// # Panics
-    /// If one of the calls returns the model's loss, if `end` is 0, or if there are fewer calls.
-    pub fn activation(&self, model: &M, end: usize, batch: &B) -> Tensor<3> {
+    /// If one of the calls returns the model's loss, if the last one returns other tensors, if `end` is 0, or if there
+    /// are fewer calls.
+    pub fn activation<X: Activations>(&self, model: &M, end: usize, batch: &B) -> X {
         match Self::apply(&self.0[..end], model, batch) {
-            Output::Activation(activation) => activation.x,
+            Output::Activation(activation) => activation.x.typed(),
             Output::Loss(_) => panic!("one of the first {end} calls returns the loss"),
         }
     }

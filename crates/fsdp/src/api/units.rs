@@ -1,12 +1,12 @@
 //! A model as its user defines it: units, and the calls that a forward makes to them.
 
+use crate::api::activations::Activations;
 use crate::api::bound::{AnyUnit, ModuleUnit};
-use crate::api::call::{Activation, Call, Forward, Loss, Role, of_first, of_last, of_middle};
+use crate::api::call::{Call, CallOutput, Function, Loss, Role, of_first, of_last, of_middle};
 use crate::api::inspect::ModuleParam;
 use crate::groups::plan::Class;
 use crate::{FloatType, FsdpConfig};
 use burn::module::Module;
-use burn::tensor::Tensor;
 use comm::{Cut, FirstError};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -28,7 +28,7 @@ use std::ops::Range;
 /// let input = units.add("input", LinearConfig::new(4, 8).init(&device));
 /// let output = units.add("output", LinearConfig::new(8, 1).init(&device));
 /// units.first(input, |linear: &Linear, batch| linear.forward(batch.clone()));
-/// units.last(output, |linear: &Linear, x, _batch| linear.forward(x).mean());
+/// units.last(output, |linear: &Linear, x: Tensor<3>, _batch| linear.forward(x).mean());
 /// ```
 pub struct Units<B> {
     pub(crate) units: Vec<Box<dyn AnyUnit>>,
@@ -184,30 +184,34 @@ impl<B: 'static> Units<B> {
     }
 
     /// Adds the first call of a forward: from the batch to an activation.
-    pub fn first<M: Module + 'static>(&mut self, unit: UnitId<M>, forward: impl Fn(&M, &B) -> Tensor<3> + 'static) {
+    pub fn first<M: Module + 'static, X: Activations>(
+        &mut self,
+        unit: UnitId<M>,
+        forward: impl Fn(&M, &B) -> X + 'static,
+    ) {
         self.push(unit.index, Role::First, of_first(forward));
     }
 
     /// Adds the next call of a forward: from an activation to an activation, with or without a loss of its own.
-    pub fn then<M: Module + 'static, A: Into<Activation>>(
+    pub fn then<M: Module + 'static, X: Activations, Y: CallOutput>(
         &mut self,
         unit: UnitId<M>,
-        forward: impl Fn(&M, Tensor<3>, &B) -> A + 'static,
+        forward: impl Fn(&M, X, &B) -> Y + 'static,
     ) {
         self.push(unit.index, Role::Middle, of_middle(forward));
     }
 
     /// Adds the last call of a forward: from an activation to the batch's mean loss, `[1]`, in fp32.
-    pub fn last<M: Module + 'static, L: Into<Loss>>(
+    pub fn last<M: Module + 'static, X: Activations, L: Into<Loss>>(
         &mut self,
         unit: UnitId<M>,
-        forward: impl Fn(&M, Tensor<3>, &B) -> L + 'static,
+        forward: impl Fn(&M, X, &B) -> L + 'static,
     ) {
         self.push(unit.index, Role::Last, of_last(forward));
     }
 
     /// Adds a call of the unit with this index.
-    pub(crate) fn push(&mut self, unit: usize, role: Role, forward: Forward<B>) {
+    pub(crate) fn push(&mut self, unit: usize, role: Role, forward: Function<B>) {
         self.calls.push(Call::new(unit, forward));
         self.roles.push(role);
     }

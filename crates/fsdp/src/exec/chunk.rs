@@ -19,6 +19,7 @@ mod backward;
 
 pub(crate) use backward::DeferredWeights;
 
+use crate::api::activations::Tensors;
 use crate::api::call::{Activation, Loss};
 use crate::api::call::{Call, Output, add};
 use crate::exec::wire;
@@ -26,7 +27,7 @@ use crate::exec::work::Work;
 use crate::groups::comm_thread::{CommStreams, Pending};
 use crate::groups::placement::Stages;
 use crate::groups::plan::Plan;
-use crate::shard::memory::{Category, Counted, MemoryGuard, bytes};
+use crate::shard::memory::{Category, Counted, MemoryGuard};
 use crate::shard::modules::BoundModules;
 use crate::shard::sharded_unit::ShardedUnit;
 use crate::shard::weights::Weights;
@@ -87,7 +88,7 @@ pub(crate) enum Saved {
     Elsewhere,
     /// The call's input (the first call has none); the backward runs the forward again.
     Input {
-        x: Option<Tensor<3>>,
+        x: Option<Tensors>,
         weights: Option<Weights>,
         held: MemoryGuard,
     },
@@ -100,7 +101,7 @@ pub(crate) enum Saved {
 /// A call that ran with tracked leaves.
 pub(crate) struct Graph {
     bound: BoundModules,
-    x: Option<Tensor<3>>,
+    x: Option<Tensors>,
     output: Output,
     _held: MemoryGuard,
 }
@@ -110,11 +111,11 @@ impl<B> Runner<'_, B> {
     pub fn evaluate(
         &mut self,
         calls: Range<usize>,
-        x: Option<Tensor<3>>,
+        x: Option<Tensors>,
         batch: &B,
         losses: &mut Losses,
         look: &mut dyn FnMut(usize, &Output),
-    ) -> Result<Option<Tensor<3>>, FsdpError> {
+    ) -> Result<Option<Tensors>, FsdpError> {
         self.run(calls, x, losses, |runner, i, weights, x| {
             let bound = runner.unit(i).bind(&weights, false);
             let output = runner.calls[i].run(|member| bound.module(member), x, batch);
@@ -127,10 +128,10 @@ impl<B> Runner<'_, B> {
     pub fn forward(
         &mut self,
         calls: Range<usize>,
-        x: Option<Tensor<3>>,
+        x: Option<Tensors>,
         batch: &B,
         losses: &mut Losses,
-    ) -> Result<(Vec<Saved>, Option<Tensor<3>>), FsdpError> {
+    ) -> Result<(Vec<Saved>, Option<Tensors>), FsdpError> {
         let (first, mut saved) = (calls.start, calls.clone().map(|_| Saved::Elsewhere).collect::<Vec<_>>());
         let x = self.run(calls, x, losses, |runner, i, weights, x| {
             let output;
@@ -145,10 +146,10 @@ impl<B> Runner<'_, B> {
     fn run(
         &mut self,
         calls: Range<usize>,
-        mut x: Option<Tensor<3>>,
+        mut x: Option<Tensors>,
         losses: &mut Losses,
-        mut run: impl FnMut(&Self, usize, Weights, Option<Tensor<3>>) -> Output,
-    ) -> Result<Option<Tensor<3>>, FsdpError> {
+        mut run: impl FnMut(&Self, usize, Weights, Option<Tensors>) -> Output,
+    ) -> Result<Option<Tensors>, FsdpError> {
         let (first, mut ahead) = (calls.start, None);
         let prefetch = self.config.forward_prefetch;
         for i in calls.clone() {
@@ -159,7 +160,7 @@ impl<B> Runner<'_, B> {
             }
             if let Some(weights) = weights {
                 if i > first && !self.is_mine(i - 1) {
-                    x = Some(wire::recv(self.world, self.owner(i - 1))?);
+                    x = Some(wire::recv(self.world, self.owner(i - 1), self.calls[i].takes())?);
                 }
                 x = losses.take(run(self, i, weights, x));
                 self.first_error.check()?;
@@ -177,12 +178,12 @@ impl<B> Runner<'_, B> {
     }
 
     /// Runs call `i` and keeps what its backward needs.
-    fn run_and_save(&self, i: usize, weights: Weights, x: Option<Tensor<3>>, batch: &B) -> (Saved, Output) {
+    fn run_and_save(&self, i: usize, weights: Weights, x: Option<Tensors>, batch: &B) -> (Saved, Output) {
         if self.recomputes(i) {
             let bound = self.unit(i).bind(&weights, false);
             let output = self.calls[i].run(|member| bound.module(member), x.clone(), batch);
             let weights = (!self.reshards_after_forward(i)).then_some(weights);
-            let held = self.plan.ledger.hold(Category::Activations, x.as_ref().map_or(0, bytes));
+            let held = self.plan.ledger.hold(Category::Activations, x.as_ref().map_or(0, Tensors::bytes));
             return (Saved::Input { x, weights, held }, output);
         }
         let mut weights = if self.reshards_after_forward(i) { weights.refillable() } else { weights };
@@ -197,15 +198,15 @@ impl<B> Runner<'_, B> {
     }
 
     /// Runs call `i` on tracked leaves.
-    fn run_tracked(&self, i: usize, weights: &Weights, x: Option<Tensor<3>>, batch: &B) -> Graph {
+    fn run_tracked(&self, i: usize, weights: &Weights, x: Option<Tensors>, batch: &B) -> Graph {
         let allocated = || self.config.allocated.map_or(0, |allocated| allocated());
         let before = allocated();
         let bound = self.unit(i).bind(weights, true);
-        let x = x.map(|x| x.autodiff().require_grad());
+        let x = x.map(Tensors::tracked);
         let output = self.calls[i].run(|member| bound.module(member), x.clone(), batch);
         // The input existed before; the output is the next call's input and is counted there.
         let kept = allocated() - before - output.bytes() as isize;
-        let bytes = x.as_ref().map_or(0, bytes) + usize::try_from(kept).unwrap_or(0);
+        let bytes = x.as_ref().map_or(0, Tensors::bytes) + usize::try_from(kept).unwrap_or(0);
         Graph { bound, x, output, _held: self.plan.ledger.hold(Category::Activations, bytes) }
     }
 
@@ -250,7 +251,7 @@ impl<B> Runner<'_, B> {
 
 impl Losses {
     /// Adds the losses of a call's output, and returns its activation.
-    fn take(&mut self, output: Output) -> Option<Tensor<3>> {
+    fn take(&mut self, output: Output) -> Option<Tensors> {
         let (x, aux) = match output {
             Output::Activation(Activation { x, aux }) => (Some(x), aux),
             Output::Loss(Loss { loss, aux }) => {

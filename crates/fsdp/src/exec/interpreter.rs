@@ -5,11 +5,11 @@
 //! ```
 
 use crate::FsdpError;
+use crate::api::activations::Tensors;
 use crate::api::call::Output;
 use crate::api::units::ShapeOf;
 use crate::exec::chunk::{DeferredWeights, Losses, Micro, Runner, Saved};
 use crate::exec::wire;
-use burn::tensor::Tensor;
 use comm::Communicator;
 use schedule::{Action, Cell, Direction, Pipeline};
 use std::collections::HashMap;
@@ -55,7 +55,7 @@ pub struct StageTimes {
 }
 
 /// The available inputs of cells: for each cell, the activation or the gradient from which it continues.
-type Inputs = HashMap<(Direction, Cell), Tensor<3>>;
+type Inputs = HashMap<(Direction, Cell), Tensors>;
 
 impl<B> Interpreter<'_, B> {
     /// Runs a step's micro-batches forward and backward, and adds the gradients of their losses times `scales` to the
@@ -130,7 +130,7 @@ impl<B> Interpreter<'_, B> {
     }
 
     /// Passes a cell's result to the next cell in that direction.
-    fn hand_on(&self, inputs: &mut Inputs, way: Direction, cell: Cell, x: Option<Tensor<3>>) {
+    fn hand_on(&self, inputs: &mut Inputs, way: Direction, cell: Cell, x: Option<Tensors>) {
         if let (Some(x), Some(next)) = (x, self.next(way, cell)) {
             inputs.insert((way, next), x);
         }
@@ -146,12 +146,17 @@ impl<B> Interpreter<'_, B> {
         let from =
             way.previous(cell.chunk, self.pipeline.chunks()).expect("a program receives from a chunk that there is");
         let stage = self.pipeline.stage_of(from);
-        let x = wire::recv(self.point_to_point.of(way), stage)?;
-        let [sequences, length, _] = x.dims();
+        let calls = self.runner.stages.calls(cell.chunk);
+        let dimensions = match way {
+            Direction::Forward => self.runner.calls[calls.start].takes(),
+            Direction::Backward => self.runner.calls[calls.end - 1].returns(),
+        };
+        let x = wire::recv(self.point_to_point.of(way), stage, dimensions)?;
+        let found = x.dims();
         let expected = self.shape.map(|shape| shape(&batches[cell.micro_batch]));
-        if let Some(expected) = expected.filter(|expected| *expected != [sequences, length]) {
+        if let Some((expected, found)) = expected.zip(found.first_chunk().copied()).filter(|(a, b)| a != b) {
             let (ranks, plan) = (self.runner.world.world_size() / self.pipeline.stages(), self.runner.plan);
-            let (from, found) = (stage * ranks + plan.rank % ranks, [sequences, length]);
+            let from = stage * ranks + plan.rank % ranks;
             let error = FsdpError::Shape { rank: plan.rank, from, found, expected };
             // Other messages that were sent with it are of no use.
             self.runner.world.abort(&error.to_string());

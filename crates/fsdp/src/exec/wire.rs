@@ -1,19 +1,27 @@
 //! Activations and their cotangents in flight between ranks.
 
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use crate::api::activations::Tensors;
+use burn::tensor::{DType, Float, Int, Tensor, TensorData};
 use comm::{CommError, Communicator};
 
-/// Sends `x` to rank `to`.
-pub(crate) fn send(wire: &Communicator, x: &Tensor<3>, to: usize) -> Result<(), CommError> {
-    let shape = TensorData::new(x.dims().map(|size| size as i64).to_vec(), [3]);
-    wire.send(Tensor::<1, Int>::from_data(shape, (wire.device(), DType::I64)), to)?;
-    let len = x.shape().num_elements();
-    wire.send(x.clone().reshape([len]), to)
+/// Sends tensors to rank `to`: the sizes of each, and its elements.
+pub(crate) fn send(wire: &Communicator, x: &Tensors, to: usize) -> Result<(), CommError> {
+    for (sizes, flat) in x.flat() {
+        let rank = sizes.len();
+        let sizes = TensorData::new(sizes.into_iter().map(|size| size as i64).collect(), [rank]);
+        wire.send(Tensor::<1, Int>::from_data(sizes, (wire.device(), DType::I64)), to)?;
+        wire.send(flat, to)?;
+    }
+    Ok(())
 }
 
-/// Receives the next tensor from rank `from`.
-pub(crate) fn recv(wire: &Communicator, from: usize) -> Result<Tensor<3>, CommError> {
-    let shape = wire.recv::<Int>(from)?.into_data();
-    let shape: Vec<usize> = shape.iter::<i64>().map(|size| size as usize).collect();
-    Ok(wire.recv::<burn::tensor::Float>(from)?.reshape([shape[0], shape[1], shape[2]]))
+/// Receives the next tensors from rank `from`; `dimensions` are the numbers of dimensions of what it sends.
+pub(crate) fn recv(wire: &Communicator, from: usize, dimensions: &[usize]) -> Result<Tensors, CommError> {
+    let mut tensors = Tensors::default();
+    for _ in dimensions {
+        let sizes = wire.recv::<Int>(from)?.into_data();
+        let sizes: Vec<usize> = sizes.iter::<i64>().map(|size| size as usize).collect();
+        tensors.push(&sizes, wire.recv::<Float>(from)?);
+    }
+    Ok(tensors)
 }

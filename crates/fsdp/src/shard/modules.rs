@@ -57,6 +57,7 @@ pub(crate) struct Wrapped<B> {
 /// only within one chunk, and modules only if they are called in the same chunks.
 pub(crate) fn wrap<B>(mut model: Units<B>, config: &FsdpConfig) -> Result<Wrapped<B>, FsdpError> {
     check_roles(&model.roles)?;
+    check_activations(&model)?;
     model.units.iter().try_for_each(|unit| check_layers(&**unit, config))?;
     check_trained(&model.units)?;
     let min_params = match config.wrap {
@@ -111,6 +112,22 @@ fn check_roles(roles: &[Role]) -> Result<(), FsdpError> {
     match roles {
         [Role::First, middle @ .., Role::Last] if middle.iter().all(|role| *role == Role::Middle) => Ok(()),
         _ => Err(FsdpError::Calls(format!("the calls are {roles:?}"))),
+    }
+}
+
+/// Checks that each call takes what the one before it returns.
+fn check_activations<B>(model: &Units<B>) -> Result<(), FsdpError> {
+    let name = |call: &Call<B>| model.units[call.unit].name();
+    let wrong = |pair: &&[Call<B>]| pair[0].returns() != pair[1].takes();
+    match model.calls.windows(2).find(wrong) {
+        Some([before, after]) => Err(FsdpError::Calls(format!(
+            "the call of {} takes tensors of {:?} dimensions, and that of {} before it returns {:?}",
+            name(after),
+            after.takes(),
+            name(before),
+            before.returns()
+        ))),
+        _ => Ok(()),
     }
 }
 

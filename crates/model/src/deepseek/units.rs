@@ -17,7 +17,7 @@ use crate::layers::vocabulary;
 use crate::{Batch, Decoder, MtpBatch, Training};
 use burn::nn::Embedding;
 use burn::tensor::{Int, Tensor};
-use fsdp::{Activation, Calls, Loss};
+use fsdp::{Calls, Loss};
 use fused::embedding;
 
 impl Decoder for DeepSeek {
@@ -41,7 +41,7 @@ impl Decoder for DeepSeek {
             );
             return calls;
         }
-        calls.then("head.norm", |deepseek: &Self| &deepseek.head.norm, |norm, x_bsd, _| norm.forward(x_bsd));
+        calls.then("head.norm", |deepseek: &Self| &deepseek.head.norm, |norm, x_bsd: Tensor<3>, _| norm.forward(x_bsd));
         let of_embed = tp.clone();
         calls.then(
             "embed",
@@ -99,16 +99,16 @@ fn predict_ahead(
     batch: &Batch,
     training: &Training,
     [k, layer]: [usize; 2],
-) -> Activation {
+) -> (Tensor<3>, Option<Tensor<1>>) {
     if batch.mtp.is_empty() {
-        return x_bsw.into();
+        return (x_bsw, None);
     }
     let mut parts = x_bsw.chunk(batch.mtp.len() + 1, 2);
     let (h_bsd, embeddings_bsd) = (parts[k].clone(), parts[k + 1].clone());
     let output = module.forward_over(h_bsd, embeddings_bsd, &batch.micro, &training.parallel);
     output.record(&training.loads, layer, &batch.micro);
     parts[k + 1] = output.x_btd;
-    (Tensor::cat(parts, 2), output.aux_loss).into()
+    (Tensor::cat(parts, 2), output.aux_loss)
 }
 
 /// The main loss of `h^0`, plus its z-loss and `coef / depth` times the losses of the modules.

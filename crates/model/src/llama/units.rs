@@ -27,7 +27,7 @@ impl Decoder for Llama {
         let (of, tp) = (training.clone(), training.parallel.sequences.tp.clone());
         match self.head.lm_head {
             None => {
-                calls.then("head", |llama: &Self| &llama.head, |head, x_bsd, _| head.norm.forward(x_bsd));
+                calls.then("head", |llama: &Self| &llama.head, |head, x_bsd: Tensor<3>, _| head.norm.forward(x_bsd));
                 calls.last(
                     "embed",
                     |llama: &Self| &llama.embed,

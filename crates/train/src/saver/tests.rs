@@ -30,7 +30,7 @@ fn a_checkpoint_of_ranks_whose_copies_differ_is_not_completed() {
             let (rank, mut units) = (comm.rank(), Units::<Tensor<3>>::new());
             let first = units.add("first", linear.clone());
             units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone()));
-            units.last(first, |linear: &Linear, x, _| linear.forward(x).powi_scalar(2).mean());
+            units.last(first, |linear: &Linear, x: Tensor<3>, _| linear.forward(x).powi_scalar(2).mean());
             let config = FsdpConfig { strategy: Strategy::Ddp, ..FsdpConfig::default() };
             let mut fsdp = Fsdp::new(units, comm, config)?;
             fsdp.train_step(&[Tensor::ones([1, 2, 4], &Device::flex())], 0.1)?;

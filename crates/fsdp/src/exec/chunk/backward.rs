@@ -1,9 +1,9 @@
 //! The backward of one micro-batch: at once, or in two parts, the second of which fills a pipeline's bubble.
 
 use super::{Graph, Micro, Runner, Saved};
+use crate::api::activations::Tensors;
 use crate::api::call::{Activation, Loss};
 use crate::api::call::{Output, add};
-use crate::exec::vjp::vjp_seed;
 use crate::exec::wire;
 use crate::groups::comm_thread::Pending;
 use crate::shard::memory::{Category, Counted, MemoryGuard, bytes};
@@ -41,9 +41,9 @@ impl<B> Runner<'_, B> {
         &mut self,
         calls: Range<usize>,
         mut saved: Vec<Saved>,
-        mut cotangent: Option<Tensor<3>>,
+        mut cotangent: Option<Tensors>,
         micro: &Micro<B>,
-    ) -> Result<Option<Tensor<3>>, FsdpError> {
+    ) -> Result<Option<Tensors>, FsdpError> {
         let (mut ahead, mut reduction) = (None, None::<Reduction>);
         let prefetch = self.config.backward_prefetch;
         while let Some(call) = saved.pop() {
@@ -54,7 +54,7 @@ impl<B> Runner<'_, B> {
                 ahead = next.map(|next| self.gather(next));
             }
             if i + 1 < calls.end && self.is_mine(i) && !self.is_mine(i + 1) {
-                cotangent = Some(wire::recv(self.world, self.owner(i + 1))?);
+                cotangent = Some(wire::recv(self.world, self.owner(i + 1), self.calls[i].returns())?);
             }
             let gradients = match self.restore(i, call, again, micro.batch) {
                 Some((Graph { bound, x, output, _held }, weights)) => {
@@ -89,9 +89,9 @@ impl<B> Runner<'_, B> {
         &mut self,
         calls: Range<usize>,
         mut saved: Vec<Saved>,
-        mut cotangent: Option<Tensor<3>>,
+        mut cotangent: Option<Tensors>,
         micro: &Micro<B>,
-    ) -> Result<(Vec<DeferredWeights>, Option<Tensor<3>>), FsdpError> {
+    ) -> Result<(Vec<DeferredWeights>, Option<Tensors>), FsdpError> {
         let (mut all, mut reduction) = (vec![], None::<Reduction>);
         while let Some(saved_call) = saved.pop() {
             let call = calls.start + saved.len();
@@ -153,11 +153,8 @@ impl<B> Runner<'_, B> {
     }
 
     /// Returns the gradient of a call's input, if it has one.
-    fn of_input(&self, x: Option<Tensor<3>>, gradients: &mut Gradients) -> Option<Tensor<3>> {
-        x.map(|x| {
-            let zeros = || Tensor::zeros(x.shape(), (&self.plan.device, x.dtype()));
-            x.grad_remove(gradients).unwrap_or_else(zeros)
-        })
+    fn of_input(&self, x: Option<Tensors>, gradients: &mut Gradients) -> Option<Tensors> {
+        x.map(|x| x.take_gradients(gradients, &self.plan.device))
     }
 
     /// Sends the gradients of call `i` to the unit's shards, once all calls of the unit have theirs for this
@@ -204,12 +201,12 @@ impl<B> Runner<'_, B> {
 }
 
 /// Returns the start of a call's backward: its losses times `scale`, and the cotangent of its output.
-fn root(output: Output, cotangent: Option<Tensor<3>>, scale: f64) -> Tensor<1> {
+fn root(output: Output, cotangent: Option<Tensors>, scale: f64) -> Tensor<1> {
     let scaled = |loss: Tensor<1>| if scale == 1.0 { loss } else { loss * scale };
     let root = match output {
         Output::Loss(Loss { loss, aux }) => add(Some(scaled(loss)), aux.map(scaled)),
         Output::Activation(Activation { x, aux }) => {
-            let seed = vjp_seed(x, cotangent.expect("the call after this one has run its backward"));
+            let seed = x.seed(cotangent.expect("the call after this one has run its backward"));
             add(Some(seed), aux.map(scaled))
         }
     };
