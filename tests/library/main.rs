@@ -103,7 +103,7 @@ impl Sum {
     fn calls() -> Calls<Self, Tensor<3>> {
         let mut calls = Calls::new();
         calls.first("input", |sum: &Self| &sum.input, |linear, x: &Tensor<3>| linear.forward(x.clone()));
-        calls.last("output", |sum: &Self| &sum.output, |linear, h, x| {
+        calls.last("output", |sum: &Self| &sum.output, |linear, h: Tensor<3>, x| {
             (linear.forward(h) - x.clone().sum_dim(2)).powi_scalar(2).mean()
         });
         calls

@@ -41,6 +41,8 @@
 //! and is woken once per round; a process sends N - 1. A call is one round, except that an `all_reduce` of more than 32
 //! KiB takes two. `send` between threads needs none.
 //!
+//! The example `collectives` shows what each rank gets.
+//!
 //! ```
 //! use burn::tensor::{Device, Tensor};
 //! use comm::Reduce;

@@ -16,8 +16,44 @@
 //!
 //! PyTorch's FSDP hooks into one autograd graph of the whole model. Here every call has a small graph of its own: its
 //! input is a leaf, and its output is seeded with the incoming cotangent (`vjp_seed`). The schedule is therefore
-//! explicit: `exec/chunk.rs` shows what is gathered, when it is freed and what is communicated. `examples/mlp.rs` is a
-//! worked example.
+//! explicit: `exec/chunk.rs` shows what is gathered, when it is freed and what is communicated.
+//!
+//! ```
+//! use burn::module::Module;
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::optim::AdamConfig;
+//! use burn::tensor::{Device, Tensor};
+//! use fsdp::{Calls, Fsdp, FsdpConfig, FsdpError, Optimizers};
+//!
+//! #[derive(Module, Debug)]
+//! struct Mlp { input: Linear, output: Linear }
+//!
+//! let device = Device::flex();
+//! let mlp = Mlp { input: LinearConfig::new(4, 8).init(&device), output: LinearConfig::new(8, 1).init(&device) };
+//! let losses = comm::run_ranks(vec![device; 2], comm::TIMEOUT, move |comm| {
+//!     let mut calls = Calls::<Mlp, Tensor<2>>::new();
+//!     calls.first("input", |mlp| &mlp.input, |linear, x| linear.forward(x.clone()));
+//!     calls.last("output", |mlp| &mlp.output, |linear, h: Tensor<2>, x| {
+//!         (linear.forward(h) - x.clone().sum_dim(1)).powi_scalar(2).mean()
+//!     });
+//!     let config = FsdpConfig { optimizers: Optimizers::new(AdamConfig::new().build()), ..FsdpConfig::default() };
+//!     let mine = [Tensor::ones([3, 4], comm.device()) * comm.rank() as f32];
+//!     let mut fsdp = Fsdp::new(calls.into_units(mlp.clone()), comm, config)?;
+//!     let losses = (0..50).map(|_| Ok(fsdp.train_step(&mine, 1e-2)?.loss)).collect::<Result<Vec<f64>, _>>()?;
+//!     let _trained: Option<Mlp> = fsdp.gather_model(mlp.clone(), true)?; // on every rank, to be saved by one
+//!     Ok::<_, FsdpError>(losses)
+//! })?;
+//! assert!(losses[0][49] < losses[0][0]);
+//! # Ok::<(), comm::RankFailure<FsdpError>>(())
+//! ```
+//!
+//! Examples: `mlp`, `vision_transformer` (Burn's attention, the losses of one rank on four), `lora` (Burn's adapters under
+//! every strategy) and `resume` (a checkpoint of four ranks on two).
+//!
+//! Ordinary modules of Burn work, with these limits. Frozen parameters ([`Module::freeze`](burn::module::Module::freeze))
+//! have no gradient. Burn's `Dropout` draws other numbers on each rank; it is refused with activation checkpointing, which
+//! would draw them again. Buffers, such as `BatchNorm`'s, are refused. Any optimizer of Burn that is [`Elementwise`] steps
+//! on shards.
 //!
 //! | [`Strategy`] | parameters and optimizer at rest | forward and backward | gradients |
 //! |---|---|---|---|

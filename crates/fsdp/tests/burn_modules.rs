@@ -7,7 +7,7 @@ mod net;
 use burn::module::{Lora, Module, ParamGroup};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use comm::{Communicator, LocalEngine};
 use fsdp::{ActivationCheckpointing, Calls, Fsdp, FsdpConfig, FsdpError, Strategy};
 use fused::AdamW;
@@ -111,7 +111,7 @@ fn dropout_is_on_in_training_and_refused_where_it_would_be_recomputed() {
 fn buffers_and_frozen_modules_are_refused_by_name() {
     let mut calls = Calls::<WithBuffers, Batch>::new();
     calls.first("input", |net: &WithBuffers| &net.input, |linear, x: &Batch| linear.forward(x.clone()));
-    calls.last("norm", |net: &WithBuffers| &net.norm, |norm, x, _| norm.forward(x).mean());
+    calls.last("norm", |net: &WithBuffers| &net.norm, |norm, x: Tensor<3>, _| norm.forward(x).mean());
     let device = Device::flex();
     let net_with =
         WithBuffers { input: LinearConfig::new(8, 3).init(&device), norm: BatchNormConfig::new(3).init(&device) };

@@ -26,10 +26,10 @@ fn units(device: &Device) -> Units<Tensor<3>> {
     units.first(first, |linear: &Linear, x: &Tensor<3>| layer(linear, x.clone()));
     for i in 2..LAYERS {
         let middle = units.add(format!("layer {i}"), linear());
-        units.then(middle, |linear: &Linear, x, _| layer(linear, x));
+        units.then(middle, |linear: &Linear, x: Tensor<3>, _| layer(linear, x));
     }
     let last = units.add("last", linear());
-    units.last(last, |linear: &Linear, x, _| layer(linear, x).powi_scalar(2).mean());
+    units.last(last, |linear: &Linear, x: Tensor<3>, _| layer(linear, x).powi_scalar(2).mean());
     units
 }
 

@@ -32,10 +32,10 @@ fn units(device: &Device, look: impl Fn(Tensor<3>) + 'static) -> Units<Tensor<3>
     units.first(first, |linear: &Linear, x: &Tensor<3>| layer(linear, x.clone()));
     for i in 0..LAYERS - 2 {
         let middle = units.add(format!("layer {i}"), linear(device));
-        units.then(middle, |linear: &Linear, x, _| layer(linear, x));
+        units.then(middle, |linear: &Linear, x: Tensor<3>, _| layer(linear, x));
     }
     let last = units.add("last", linear(device));
-    units.last(last, move |linear: &Linear, x, _| {
+    units.last(last, move |linear: &Linear, x: Tensor<3>, _| {
         look(x.clone().inner());
         layer(linear, x).powi_scalar(2).mean()
     });

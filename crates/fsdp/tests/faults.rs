@@ -64,8 +64,8 @@ fn units(rank: usize, fault: Fault) -> Units<Tensor<3>> {
         let (unit, forward) = (units.add(format!("layer {i}"), linear()), forward.clone());
         match i {
             0 => units.first(unit, move |linear: &Linear, x: &Tensor<3>| forward(linear, x.clone())),
-            _ if i + 1 < CALLS => units.then(unit, move |linear: &Linear, x, _| forward(linear, x)),
-            _ => units.last(unit, move |linear: &Linear, x, _| forward(linear, x).powi_scalar(2).mean()),
+            _ if i + 1 < CALLS => units.then(unit, move |linear: &Linear, x: Tensor<3>, _| forward(linear, x)),
+            _ => units.last(unit, move |linear: &Linear, x: Tensor<3>, _| forward(linear, x).powi_scalar(2).mean()),
         }
     }
     units.shape(|x| [x.dims()[0], x.dims()[1]]);

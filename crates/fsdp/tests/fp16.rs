@@ -13,7 +13,7 @@ fn units() -> Units<Tensor<3>> {
     let first = units.add("first", linear());
     units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone().cast(linear.weight.val().dtype())));
     let last = units.add("last", linear());
-    units.last(last, |linear: &Linear, x, _| {
+    units.last(last, |linear: &Linear, x: Tensor<3>, _| {
         let y = linear.forward(x).cast(DType::F32);
         // The slope of a square root is infinite at 0, and infinity times 0 is NaN.
         y.clone().powi_scalar(2).mean() + (y * 0.0).sqrt().mean()
@@ -65,7 +65,7 @@ fn a_sum_over_ranks_beyond_fp16_is_no_overflow() {
             let first = units.add("first", linear());
             units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone()) * 0.0);
             let last = units.add("last", linear());
-            units.last(last, |of: &Linear, x, _| x.mean() + of.weight.val().sum() * 0.6);
+            units.last(last, |of: &Linear, x: Tensor<3>, _| x.mean() + of.weight.val().sum() * 0.6);
             let mut fsdp = Fsdp::new(units, comm, config.clone())?;
             fsdp.train_step(&[Tensor::<3>::ones([1, 2, 8], &device)], 1e-3)
         });
@@ -104,7 +104,7 @@ fn a_parameter_that_is_kept_fp32_is_not_rounded() {
             units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone().cast(DType::BF16)));
             let last = units.add("last", Biased { linear: linear(), bias: constant(0.3).init([1], &device) });
             units.keep_fp32(|name| name == "last.bias");
-            units.last(last, |of: &Biased, x, _| {
+            units.last(last, |of: &Biased, x: Tensor<3>, _| {
                 assert_eq!((of.linear.weight.val().dtype(), of.bias.val().dtype()), (DType::BF16, DType::F32));
                 of.linear.forward(x).cast(DType::F32).mean() * 0.0 + of.bias.val().detach()
             });

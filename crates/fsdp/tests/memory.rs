@@ -46,10 +46,10 @@ fn units_with_experts() -> Units<Tensor<3>> {
     for i in 0..LAYERS - 2 {
         let stack = Initializer::Constant { value }.init([4, WIDTH / 4, WIDTH], &device);
         let layer = units.add(format!("layer {i}"), Experts { experts: stack });
-        units.then(layer, |layer: &Experts, x, _| layer.forward(x));
+        units.then(layer, |layer: &Experts, x: Tensor<3>, _| layer.forward(x));
     }
     let last = units.add("last", linear());
-    units.last(last, |linear: &Linear, x, _| linear.forward(x).powi_scalar(2).mean());
+    units.last(last, |linear: &Linear, x: Tensor<3>, _| linear.forward(x).powi_scalar(2).mean());
     units
 }
 
@@ -61,10 +61,10 @@ fn units() -> Units<Tensor<3>> {
     units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone().cast(linear.weight.val().dtype())));
     for i in 0..LAYERS - 2 {
         let layer = units.add(format!("layer {i}"), linear());
-        units.then(layer, |linear: &Linear, x, _| linear.forward(x));
+        units.then(layer, |linear: &Linear, x: Tensor<3>, _| linear.forward(x));
     }
     let last = units.add("last", linear());
-    units.last(last, |linear: &Linear, x, _| linear.forward(x).cast(DType::F32).powi_scalar(2).mean());
+    units.last(last, |linear: &Linear, x: Tensor<3>, _| linear.forward(x).cast(DType::F32).powi_scalar(2).mean());
     units
 }
 

@@ -10,8 +10,8 @@ use common::{
     one_graph, units,
 };
 use fsdp::{
-    ActivationCheckpointing, AdamW, Fsdp, FsdpConfig, FsdpError, PipelineConfig, Prefetch, Schedule, Strategy, Units,
-    Wrap,
+    ActivationCheckpointing, AdamW, Fsdp, FsdpConfig, FsdpError, Optimizers, PipelineConfig, Prefetch, Schedule,
+    Strategy, Units, Wrap,
 };
 use test_kit::{Values, moved, on_ranks};
 
@@ -157,7 +157,11 @@ fn moves(
     let moves = on_ranks(ranks, move |comm| {
         let (units, ends, blocks) = named_units(model.clone());
         let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
-        let mut fsdp = Fsdp::new(units, comm, FsdpConfig { adamw, clip_grad_norm: None, ..config.clone() })?;
+        let mut fsdp = Fsdp::new(
+            units,
+            comm,
+            FsdpConfig { optimizers: Optimizers::new(adamw), clip_grad_norm: None, ..config.clone() },
+        )?;
         let (rank, ranks) = fsdp.data_parallel();
         let each = all.len() / ranks;
         let mine = &all[rank * each..(rank + 1) * each];
@@ -257,9 +261,9 @@ fn a_unit_without_parameters_is_called_and_compared_as_any_other() {
                 let first = units.add("first", linear.init(&device));
                 units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone()));
                 let halve = units.add("halve", Halve { by: 0.5 });
-                units.then(halve, |halve: &Halve, x, _| x * halve.by);
+                units.then(halve, |halve: &Halve, x: Tensor<3>, _| x * halve.by);
                 let last = units.add("last", linear.init(&device));
-                units.last(last, |linear: &Linear, x, _| linear.forward(x).powi_scalar(2).mean());
+                units.last(last, |linear: &Linear, x: Tensor<3>, _| linear.forward(x).powi_scalar(2).mean());
                 let mut fsdp = Fsdp::new(units, comm, config.clone())?;
                 let batches = [Tensor::<3>::ones([1, 2, 4], &device), Tensor::<3>::ones([1, 2, 4], &device)];
                 fsdp.train_step(&batches, LR)?;

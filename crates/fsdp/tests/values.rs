@@ -5,7 +5,7 @@ mod common;
 use burn::tensor::Device;
 use comm::Cut;
 use common::{Batch, LR, Model, STRATEGIES, config, global_batch, model, units};
-use fsdp::{Fsdp, FsdpConfig, FsdpError, Part, PartValues, State, Strategy, Units, Unloaded};
+use fsdp::{Fsdp, FsdpConfig, FsdpError, MOMENTS, OptimizerState, Part, PartValues, State, Strategy, Units, Unloaded};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -68,7 +68,8 @@ impl Kept {
         for part in &state.parts {
             let len = part.of.shape.iter().product();
             let kept = self.0.entry(part.of.name.clone()).or_insert_with(|| [(); 3].map(|()| vec![f32::NAN; len]));
-            let [mean, square] = part.moments.clone().expect("steps were made");
+            let state = part.optimizer.clone().expect("steps were made");
+            let [mean, square] = MOMENTS.map(|moment| state.tensors[moment].clone());
             for (kept, tensor) in kept.iter_mut().zip([part.param.clone(), mean, square]) {
                 kept[part.of.range.clone()].copy_from_slice(&tensor.into_data().try_into_vec::<f32>().unwrap());
             }
@@ -78,7 +79,8 @@ impl Kept {
     fn read(&self, wanted: &Part) -> Result<PartValues, String> {
         let kept = self.0.get(&wanted.name).ok_or_else(|| format!("{} is not there", wanted.name))?;
         let [param, mean, square] = [0, 1, 2].map(|i| kept[i][wanted.range.clone()].to_vec());
-        Ok(PartValues { param, moments: Some([mean, square]) })
+        let tensors = MOMENTS.map(String::from).into_iter().zip([mean, square]).collect();
+        Ok(PartValues { param, optimizer: OptimizerState { tensors, ..OptimizerState::default() } })
     }
 }
 
@@ -113,6 +115,7 @@ fn a_model_that_is_loaded_draws_nothing_and_goes_on_as_if_it_had_not_stopped() {
 fn a_part_that_is_not_there_is_an_error() {
     let model = model(&Device::flex());
     let errors = on_ranks(1, move |comm| {
+        let of_param = |len| PartValues { param: vec![0.0; len], optimizer: OptimizerState::default() };
         let progress = fsdp::Progress { optimizer_steps: 0, loss_scale: None };
         let load = |read: &mut fsdp::ReadPart| {
             let unloaded = Unloaded::new(drawn(&model).0, comm.clone(), config(Strategy::FullShard))?;
@@ -120,9 +123,9 @@ fn a_part_that_is_not_there_is_an_error() {
         };
         let missing = load(&mut |wanted| match wanted.name.contains("block 1") {
             true => Err(format!("{} is not there", wanted.name)),
-            false => Ok(PartValues { param: vec![0.0; wanted.range.len()], moments: None }),
+            false => Ok(of_param(wanted.range.len())),
         })?;
-        let short = load(&mut |_| Ok(PartValues { param: vec![0.0; 1], moments: None }))?;
+        let short = load(&mut |_| Ok(of_param(1)))?;
         Ok::<_, FsdpError>([missing, short].map(Option::unwrap))
     });
     assert!(errors[0][0].contains("block 1.") && errors[0][0].contains("is not there"), "{errors:?}");

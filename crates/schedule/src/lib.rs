@@ -22,6 +22,20 @@
 //! rounded up; g is p if p divides m. With v chunks per stage, a chunk has 1/v of the stage's layers, so v times as
 //! many chunks make the bubble v times shorter. The *bubble* of a stage is the time in which it computes nothing, from
 //! the start of the first action on any stage to the end of the last one: a step ends on all stages at once.
+//!
+//! The example `draw` prints every schedule as a picture:
+//!
+//! ```
+//! use schedule::{Links, Pipeline, Schedule, Ticks, simulate};
+//!
+//! let pipeline = Pipeline::new(Schedule::OneFOneB, 2, 1, 2)?;
+//! let ticks = Ticks { forward: 1, input: 1, weights: 1 };
+//! let timeline = simulate(&pipeline, &pipeline.program(), &|_, action| ticks.of(action), Links::FREE)?;
+//! assert_eq!(timeline.picture(), "\
+//! 0  F0 F1 .  B0 =  .  B1 =\n\
+//! 1  .  F0 B0 =  F1 B1 =  .\n");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod action;
 mod gpipe;

@@ -2,9 +2,9 @@
 
 use crate::api::activations::Activations;
 use crate::api::call::{CallOutput, Function, Loss, Output, Role, in_a_row, of_first, of_last, of_middle};
-use crate::api::inspect::{self, ModuleParam};
+use crate::api::inspect::{self, ModuleParam, NamedShape};
 use crate::api::units::Units;
-use crate::shard::layout::NamedShape;
+
 use burn::module::Module;
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap};

@@ -1,8 +1,10 @@
 //! What a module holds, without initializing its parameters.
 
-use crate::shard::layout::NamedShape;
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
+
+/// Name and shape of a parameter.
+pub(crate) type NamedShape = (String, Vec<usize>);
 
 /// A parameter of a module.
 #[derive(Debug, Clone)]

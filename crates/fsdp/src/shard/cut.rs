@@ -1,6 +1,7 @@
 //! Parts of a parameter with which different ranks compute: some experts of a stack, some columns of a matrix.
 
-use crate::shard::layout::{Layout, NamedShape};
+use crate::api::inspect::NamedShape;
+use crate::shard::layout::Layout;
 use checkpoint::Region;
 use comm::Cut;
 

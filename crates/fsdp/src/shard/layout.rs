@@ -1,6 +1,6 @@
 //! The layout of a unit's parameters in its flat buffer.
 
-use crate::api::inspect::{self, ModuleParam};
+use crate::api::inspect::{self, ModuleParam, NamedShape};
 use burn::module::Module;
 
 /// Alignment of a parameter in its unit's buffer, in elements. CubeCL's slices alias their buffer only at multiples of
@@ -102,9 +102,6 @@ impl Layout {
         self.len() == 0
     }
 }
-
-/// Name and shape of a parameter.
-pub(crate) type NamedShape = (String, Vec<usize>);
 
 #[cfg(test)]
 mod tests {

@@ -197,7 +197,7 @@ pub fn named_units(model: Model) -> (Units<Batch>, UnitId<Ends>, Vec<UnitId<Bloc
     let mut blocks = vec![];
     for (i, block) in model.blocks.into_iter().enumerate() {
         let block = units.add(format!("block {i}"), block);
-        units.then(block, |block: &Block, x, _| block.forward(x));
+        units.then(block, |block: &Block, x: Tensor<3>, _| block.forward(x));
         blocks.push(block);
     }
     units.last(ends, Ends::loss);
