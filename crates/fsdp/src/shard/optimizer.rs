@@ -143,7 +143,9 @@ impl ShardOptimizer {
     pub fn load(&mut self, steps: u64, values: &ShardValues, device: &Device) -> Result<(), FsdpError> {
         self.steps = steps;
         for segment in self.segments.iter_mut().filter(|_| steps > 0) {
-            segment.stepper.load(steps, values.state_in(&segment.range)?, device)?;
+            if let Some(state) = values.state_in(&segment.range)? {
+                segment.stepper.load(steps, state, device)?;
+            }
         }
         self.hold();
         Ok(())

@@ -155,13 +155,13 @@ impl ShardValues {
         Ok(())
     }
 
-    /// Returns the state of a range of the shard; padding is 0.
+    /// Returns the state of a range of the shard, in which padding is 0; `None` if all of it is padding.
     ///
     /// # Errors
     /// If its parts have states of different kinds.
-    pub fn state_in(&self, range: &Range<usize>) -> Result<OptimizerState<Vec<f32>>, FsdpError> {
+    pub fn state_in(&self, range: &Range<usize>) -> Result<Option<OptimizerState<Vec<f32>>>, FsdpError> {
         let mut states = self.states.iter().filter(|(_, at, _)| range.contains(at)).peekable();
-        let Some((first, _, like)) = states.peek() else { return Ok(OptimizerState::default()) };
+        let Some((first, _, like)) = states.peek() else { return Ok(None) };
         let zeros = |name: &String| (name.clone(), vec![0.0; range.len()]);
         let mut tensors: BTreeMap<_, _> = like.tensors.keys().map(zeros).collect();
         for (name, at, state) in states.clone() {
@@ -175,6 +175,6 @@ impl ShardValues {
                 into[at - range.start..][..from.len()].copy_from_slice(from);
             }
         }
-        Ok(OptimizerState { tensors, numbers: like.numbers.clone() })
+        Ok(Some(OptimizerState { tensors, numbers: like.numbers.clone() }))
     }
 }

@@ -134,6 +134,12 @@ pub const CASES: &[Case] = &[
         draw.output(output.y_btd, x.dims());
         stats(draw, &output.stats, x.dims()[0]);
     }),
+    ("MoeLayer::update_bias_from", |draw| {
+        let config = MoeConfig { num_experts: 6, selection_bias: true, bias_update_speed: 0.5, ..MoeConfig::default() };
+        let (mut layer, assigned) = (MoeLayer::new(4, &config, &Device::flex()), draw.plain([6], DType::F32));
+        layer.update_bias_from(assigned);
+        draw.output(layer.router.bias.expect("it is kept").val(), [6]);
+    }),
     ("sequence_balance_loss", |draw| {
         let (scores, b) = (of_experts(draw), draw.size(2));
         let assigned = draw.indices([b, 6], |draw, _| 1 + draw.below(4) as i64);
@@ -147,6 +153,8 @@ pub const CASES: &[Case] = &[
 
 /// Public functions without arguments that could have a wrong shape, and why.
 pub const WITHOUT: &[(&str, &str)] = &[
+    ("MoeLayer::update_bias", "statistics of the layer"),
+    ("bias_update", "numbers"),
     ("DispatchRule::rows", "numbers"),
     ("tile_rows", "any tensor of the device"),
     ("gathered_rows", "rows that another rank's shape is checked with, in comm"),
