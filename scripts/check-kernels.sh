@@ -17,7 +17,7 @@ tools=${XDG_CACHE_HOME:-$HOME/.cache}/kiln-ptxas
 packages=scripts/kernel-tools.txt # with the digest of every archive
 # Both commands build these, so that Burn is compiled once. (`cargo run` accepts one package, which gives the crates
 # below Burn other features.)
-both=(--package moe --package fused --package model --package comm --package fsdp --package train --features moe/offline,fused/offline,train/cpu-jit,train/vulkan,train/cuda)
+both=(--package kiln-moe --package kiln-fused --package kiln-model --package kiln-comm --package kiln-fsdp --package train --features kiln-moe/offline,kiln-fused/offline,train/cpu-jit,train/vulkan,train/cuda)
 tests=(cargo test --locked "${both[@]}" --test 'cube*' --no-run)
 
 say() { printf 'check-kernels: %s\n' "$*"; }

@@ -28,7 +28,8 @@ END
     # The program does not use `train`. With it, all features are those of `cargo build --package train`, and Burn is
     # not compiled again.
     for name in comm data fsdp model moe train; do
-        echo "$name = { path = \"$root/crates/$name\" }"
+        [[ $name == train ]] && package=train || package=kiln-$name
+        echo "$name = { package = \"$package\", path = \"$root/crates/$name\" }"
     done
     # Kiln's own profiles: without optimization its loops are slow, and with other profiles everything is compiled anew.
     sed -n '/^\[profile\.dev\]/,$p' Cargo.toml

@@ -17,5 +17,5 @@ fi
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/miri MIRIFLAGS="-Zmiri-disable-isolation ${MIRIFLAGS:-}"
 # The profile of `cpu` has no checks, for speed.
 checked=(--config profile.dev.package.cpu.debug-assertions=true --config profile.dev.package.cpu.overflow-checks=true)
-cargo "+$toolchain" miri test --locked "${checked[@]}" --package cpu --lib --test memory
-cargo "+$toolchain" miri test --locked --package checkpoint --lib region
+cargo "+$toolchain" miri test --locked "${checked[@]}" --package kiln-cpu --lib --test memory
+cargo "+$toolchain" miri test --locked --package kiln-checkpoint --lib region

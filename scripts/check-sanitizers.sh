@@ -31,7 +31,7 @@ done
 # Level 3 may remove a faulty access before a tool sees it.
 checked=(--config profile.dev.package.cpu.debug-assertions=true --config profile.dev.package.cpu.overflow-checks=true
     --config profile.dev.package.cpu.opt-level=1)
-of_cpu=(test --locked "${checked[@]}" --package cpu --lib --test memory)
+of_cpu=(test --locked "${checked[@]}" --package kiln-cpu --lib --test memory)
 host=$(rustc -vV | sed -n 's/^host: //p')
 instrumented_std=()
 if [[ -d $(rustc --print sysroot)/lib/rustlib/src/rust/library ]]; then
@@ -68,6 +68,6 @@ for tool in "${tools[@]}"; do
         continue
     fi
     sanitized "$tool" "${of_cpu[@]}"
-    [[ -z $all ]] || sanitized "$tool" test --locked --package cpu --package fused --package moe --package comm
+    [[ -z $all ]] || sanitized "$tool" test --locked --package kiln-cpu --package kiln-fused --package kiln-moe --package kiln-comm
 done
 say "no errors in ${tools[*]}"

@@ -1,7 +1,7 @@
 //! Writes the code of every kernel of `fused` and `moe` into a folder, with a manifest for `scripts/check_kernels.py`.
 //! It needs no GPU.
 //!
-//! `cargo run -p moe --features offline --example compile_kernels -- DIR`
+//! `cargo run -p kiln-moe --features offline --example compile_kernels -- DIR`
 //!
 //! It fails if the sources contain a kernel that is not listed for compilation.
 

@@ -1,4 +1,4 @@
-//! Writes a page for some run folders: `cargo run -p report --example report -- OUT RUN [RUN...]`.
+//! Writes a page for some run folders: `cargo run -p kiln-report --example report -- OUT RUN [RUN...]`.
 
 use std::path::PathBuf;
 

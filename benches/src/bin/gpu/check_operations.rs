@@ -1,4 +1,4 @@
-//! Compares the operations of `fused` on the device with those in plain Rust and f32, which `cargo test -p fused`
+//! Compares the operations of `fused` on the device with those in plain Rust and f32, which `cargo test -p kiln-fused`
 //! compares with naive sums in f64.
 
 use crate::checks::{Check, tolerance};

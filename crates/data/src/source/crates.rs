@@ -23,7 +23,7 @@ const CRATES: &[&str] = &[
     "burn-tensor", "bytes", "either", "half", "log", "num-traits", "rayon", "rayon-core", "serde_core", "serde_json",
 ];
 
-const LOCK_FILE: &str = include_str!("../../../../Cargo.lock");
+const LOCK_FILE: &str = include_str!("workspace.lock");
 
 /// The name of the default corpus, and its text.
 ///

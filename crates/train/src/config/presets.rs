@@ -15,7 +15,7 @@ pub struct Preset {
 
 macro_rules! presets {
     ($($name:literal),* $(,)?) => {
-        &[$(Preset::new($name, include_str!(concat!("../../../../configs/presets/", $name, ".yaml")))),*]
+        &[$(Preset::new($name, include_str!(concat!("../../presets/", $name, ".yaml")))),*]
     };
 }
 
