@@ -7,7 +7,7 @@
 //! ```text
 //! forward   for each call:            gather (prefetched while the previous one computes) -> bind -> run -> free
 //! backward  for each call, reversed:  gather (prefetched) -> bind -> [recompute] -> vjp -> reduce_scatter -> free
-//! step      clip by the global norm, AdamW on this rank's shard
+//! step      clip by the global norm, the optimizer on this rank's shard
 //! ```
 //!
 //! With [`PipelineConfig`] the calls are cut into chunks and assigned to stages with the same number of ranks;
@@ -65,7 +65,7 @@
 //! | `block` | 1/N | gather to the block's rank; activations move from rank to rank | scatter from the block's rank |
 //!
 //! Parameters at rest are fp32. If computation is in 16 bits, parameters that are whole on a rank also rest as a 16-bit
-//! copy (not with `cpu_offload`), which AdamW writes as it steps.
+//! copy (not with `cpu_offload`), which the optimizer writes as it steps.
 //!
 //! Losses are means over all labels of the global batch, for any strategy, number of ranks and distribution of the
 //! labels.

@@ -13,7 +13,7 @@ pub enum Category {
     Parameters,
     /// Gradients that wait for the next step or are in flight to their shards.
     Gradients,
-    /// AdamW's two moments, which do not exist before the first step.
+    /// The optimizer's state, such as AdamW's two moments, which does not exist before the first step.
     Optimizer,
     /// Whole units' parameters, gathered for computation.
     Gathered,

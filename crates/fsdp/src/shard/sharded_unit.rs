@@ -285,7 +285,7 @@ impl ShardedUnit {
         self.classes.iter().flat_map(FlatShard::state).collect()
     }
 
-    /// Reads this rank's share with `read`, including the optimizer's moments if `steps` is above 0. Replicas must be
+    /// Reads this rank's share with `read`, including the optimizer's state if `steps` is above 0. Replicas must be
     /// set afterwards.
     pub fn load_state(&mut self, steps: u64, read: &mut ReadPart) -> Result<(), FsdpError> {
         self.classes.iter_mut().try_for_each(|class| class.load_state(steps, read))
