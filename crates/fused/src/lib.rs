@@ -45,6 +45,17 @@
 //! assert_eq!(y.dims(), [2, 4, 16]);
 //! assert_eq!(x.grad(&gradients).unwrap().dims(), [2, 4, 8]);
 //! ```
+//!
+//! # In place of Burn's
+//!
+//! Three of them have the interface of something of Burn's and are compared with it. `examples/drop_in.rs` trains a
+//! model of Burn's layers with all three: `cargo run --example drop_in`.
+//!
+//! | Burn | here | what differs |
+//! |---|---|---|
+//! | `tensor::module::attention` | [`attention()`] | also takes grouped queries; calls with a mask, bias or softcap go to Burn |
+//! | `nn::Linear`, then `nn::loss::CrossEntropyLoss` | [`LinearCrossEntropy`] | without logits in memory; 0 for a batch of padding |
+//! | `optim::AdamW` | [`AdamW`] | one pass over memory; other defaults |
 
 mod adamw;
 mod attention;
@@ -71,9 +82,11 @@ mod sum_of_squares;
 pub mod weight_gradients;
 
 pub use adamw::{AdamW, AdamWState, AdamWStep, adamw};
-pub use attention::{AttentionPart, causal_attention, causal_self_attention, latent_attention};
+pub use attention::{AttentionPart, attention, causal_attention, causal_self_attention, latent_attention};
 pub use clip::{ClipRule, clip_factor};
-pub use cross_entropy::{Losses, linear_cross_entropy, linear_cross_entropy_transposed};
+pub use cross_entropy::{
+    LinearCrossEntropy, LinearCrossEntropyConfig, Losses, linear_cross_entropy, linear_cross_entropy_transposed,
+};
 pub use dropout::{DropoutKey, dropout};
 pub use embedding::embedding;
 pub use flatten::{flatten, flatten_into};

@@ -6,9 +6,10 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use fused::cube::launch::set_cpu_units;
 use fused::cube::testing;
 use fused::{
-    AdamW, AdamWState, AdamWStep, ClipRule, DropoutKey, Losses, RopeTable, adamw, add_sum_of_squares, clip_factor,
-    dropout, embedding, flatten, gelu, layer_norm, linear_add_layer_norm, linear_add_rms_norm, linear_cross_entropy,
-    linear_cross_entropy_transposed, rms_norm, rope, rope_halves, silu_mul, sum_of_squares,
+    AdamW, AdamWState, AdamWStep, ClipRule, DropoutKey, LinearCrossEntropyConfig, Losses, RopeTable, adamw,
+    add_sum_of_squares, clip_factor, dropout, embedding, flatten, gelu, layer_norm, linear_add_layer_norm,
+    linear_add_rms_norm, linear_cross_entropy, linear_cross_entropy_transposed, rms_norm, rope, rope_halves, silu_mul,
+    sum_of_squares,
 };
 use test_kit::Random;
 use test_kit::kernels::{self, Output, Scale};
@@ -160,6 +161,26 @@ fn cross_entropy_agrees() {
             check("cross entropy, transposed", [&[n, d], &[vocab, d]], [*dtype; 2], |[x, head]| {
                 let targets = tokens(&targets, [n], int, &x.device());
                 sum(linear_cross_entropy_transposed(x.reshape([n, d]), head.reshape([vocab, d]), targets, 0.1))
+            });
+        }
+    }
+}
+
+#[test]
+fn cross_entropy_with_ignored_targets_agrees() {
+    let mut random = Random(13);
+    for ([n, d, vocab], pads) in [([1, 1, 1], vec![0]), ([5, 3, 7], vec![0]), ([300, 16, 48], vec![0, 5])] {
+        let targets = random_tokens(&mut random, n, vocab);
+        let loss = LinearCrossEntropyConfig::new().with_pad_tokens(Some(pads)).init();
+        for (i, dtype) in NOT_BF16.iter().enumerate() {
+            let int = [DType::I32, DType::I64][i];
+            check("cross entropy, pads", [&[n, d], &[d, vocab]], [*dtype; 2], |[x, head]| {
+                let targets = tokens(&targets, [n], int, &x.device());
+                loss.forward(x.reshape([n, d]), head.reshape([d, vocab]), targets)
+            });
+            check("cross entropy, pads, transposed", [&[n, d], &[vocab, d]], [*dtype; 2], |[x, head]| {
+                let targets = tokens(&targets, [n], int, &x.device());
+                loss.forward_transposed(x.reshape([n, d]), head.reshape([vocab, d]), targets)
             });
         }
     }

@@ -10,6 +10,7 @@
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
+mod optimizer;
 
 use crate::check::Call;
 #[cfg(feature = "cubecl")]
@@ -22,7 +23,42 @@ use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Tensor};
 use cpu::{Element, Pieces, team, vectorised};
 
-/// Constants of AdamW (arXiv 1711.05101).
+/// AdamW (arXiv 1711.05101), for [`adamw`] and as one of Burn's [optimizers](burn::optim::Optimizer). The defaults are
+/// the usual values for language models and differ from those of `burn::optim::AdamWConfig`:
+///
+/// | | `beta1` | `beta2` | `epsilon` | `weight_decay` |
+/// |---|---|---|---|---|
+/// | `fused::AdamW` | 0.9 | 0.95 | 1e-8 | 0.1 |
+/// | `burn::optim::AdamWConfig` | 0.9 | 0.999 | 1e-5 | 1e-4 |
+///
+/// # As an optimizer of Burn
+///
+/// `ModuleOptimizer::from(AdamW::default())` is an optimizer for any module, with Burn's parameter groups, gradient
+/// clipping and records. As in PyTorch, weight decay applies to every tensor that the optimizer is given, biases and
+/// gains of norms too; a parameter group exempts them:
+///
+/// ```
+/// use burn::module::ParamGroup;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::optim::{GradientsParams, ModuleOptimizer};
+/// use burn::tensor::{Device, Tensor};
+/// use fused::AdamW;
+///
+/// let device = Device::flex().autodiff();
+/// let model: Linear = LinearConfig::new(4, 2).init(&device);
+/// let mut optim = ModuleOptimizer::from(AdamW::default()).with_group(
+///     ParamGroup::from_predicate("bias"),
+///     AdamW { weight_decay: 0.0, ..AdamW::default() },
+///     None,
+/// );
+/// let loss = model.forward(Tensor::<2>::ones([3, 4], &device)).powi_scalar(2).mean();
+/// let gradients = GradientsParams::from_grads(loss.backward(), &model);
+/// let model = optim.step(3e-4, model, gradients);
+/// # let _ = model;
+/// ```
+///
+/// Moments are f32. A parameter of bf16 or f16 is updated in f32 and rounded, so a change below half its precision is
+/// lost.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
     /// Decay rate of the mean of gradients.
@@ -36,26 +72,25 @@ pub struct AdamW {
 }
 
 impl Default for AdamW {
-    /// The usual values for language models.
     fn default() -> Self {
         Self { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 }
     }
 }
 
-/// The optimizer state of one parameter.
+/// The optimizer state of one parameter: flat for [`adamw`], in the parameter's shape in a Burn optimizer.
 #[derive(Debug, Clone)]
-pub struct AdamWState {
+pub struct AdamWState<const D: usize = 1> {
     /// Running mean of gradients.
-    pub mean: Tensor<1>,
+    pub mean: Tensor<D>,
     /// Running mean of squared gradients.
-    pub square: Tensor<1>,
+    pub square: Tensor<D>,
     /// Steps taken.
     pub steps: i32,
 }
 
-impl AdamWState {
+impl<const D: usize> AdamWState<D> {
     /// Returns the state before the first step of a parameter with the shape of `like`.
-    pub fn new(like: &Tensor<1>) -> Self {
+    pub fn new(like: &Tensor<D>) -> Self {
         Self { mean: like.zeros_like(), square: like.zeros_like(), steps: 0 }
     }
 }

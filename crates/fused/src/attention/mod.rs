@@ -53,6 +53,7 @@
 mod autodiff;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
+mod drop_in;
 mod flex;
 mod head;
 mod part;
@@ -68,6 +69,7 @@ use crate::rope::RopeTable;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, DispatchTensor, backend_extension};
 use burn::tensor::{DType, Device, Int, Tensor};
+pub use drop_in::attention;
 pub use part::AttentionPart;
 
 /// Computes `softmax(mask(q k^T * scale)) v` for each head. Query `i` sees the keys up to `i + offset`.

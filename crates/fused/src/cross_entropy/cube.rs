@@ -151,6 +151,7 @@ impl Of {
             self.vocab,
             2.0 * self.rule.z_loss_coef,
             gradients,
+            self.rule.ignores,
             units,
             dtype_to_elem_type(logits.dtype),
             dtype_to_elem_type(self.targets.dtype),
@@ -190,7 +191,8 @@ fn transposed(matrix: &CubeTensor) -> CubeTensor {
 }
 
 /// `width` is that of a row in vectors; columns from `vocab` on are ignored and get gradients of 0. `z` is twice the
-/// z-loss's coefficient. A target beyond the vocabulary makes the loss NaN.
+/// z-loss's coefficient. A target beyond the vocabulary makes the loss NaN; a negative one, if `ignores`, makes loss,
+/// log-sum-exp and gradients 0.
 #[cube(launch, address_type = "dynamic")]
 fn cross_entropy_loss_kernel<F: Float, I: Int, V: Size>(
     logits: &mut [Vector<F, V>],
@@ -202,6 +204,7 @@ fn cross_entropy_loss_kernel<F: Float, I: Int, V: Size>(
     vocab: usize,
     z: f32,
     #[comptime] gradients: bool,
+    #[comptime] ignores: bool,
     #[comptime] units: usize,
     #[define(F)] _dtype: ElemType,
     #[define(I)] _int: ElemType,
@@ -231,7 +234,11 @@ fn cross_entropy_loss_kernel<F: Float, I: Int, V: Size>(
         let part = (sum * (largest - Vector::new(of_row)).exp()).vector_sum();
         let total = cube_sum(part, &mut shared, units);
 
-        let log_sum_exp = of_row + total.ln();
+        let mut ignored = false;
+        if comptime!(ignores) {
+            ignored = i32::cast_from(targets[first + row]) < 0i32;
+        }
+        let log_sum_exp = select(ignored, 0.0f32, of_row + total.ln());
         let at = 2 * (first + row);
         if unit == 0usize {
             losses_n2[at + 1] = log_sum_exp;
@@ -240,7 +247,7 @@ fn cross_entropy_loss_kernel<F: Float, I: Int, V: Size>(
         let (target, lane) = (token / V::value(), token % V::value());
         if token >= vocab {
             if unit == 0usize {
-                losses_n2[at] = f32::NAN;
+                losses_n2[at] = select(ignored, 0.0f32, f32::NAN);
             }
         } else if unit == target % units {
             // No other unit writes gradients there.
@@ -253,7 +260,7 @@ fn cross_entropy_loss_kernel<F: Float, I: Int, V: Size>(
             losses_n2[at] = log_sum_exp - of_target;
         }
         if comptime!(gradients) {
-            let factor = Vector::<f32, V>::new((1.0f32 + z * log_sum_exp) / total);
+            let factor = Vector::<f32, V>::new(select(ignored, 0.0f32, (1.0f32 + z * log_sum_exp) / total));
             let mut i = unit;
             while i < width {
                 let x = in_vocabulary::<V>(Vector::cast_from(logits[start + i]), i, vocab);
@@ -327,8 +334,9 @@ pub(crate) fn cases() -> Vec<KernelCase> {
         CrossEntropyMeanKernel::new(s, d, t, b(), b(), b(), (), (), 256)
     })];
     for (name, dtype, vector) in float_cases() {
-        for gradients in [false, true] {
-            cases.push(KernelCase::new(format!("cross_entropy {name} gradients={gradients}"), move |gpu| {
+        for [gradients, ignores] in [[false, false], [true, false], [true, true]] {
+            let name = format!("cross_entropy {name} gradients={gradients} ignores={ignores}");
+            cases.push(KernelCase::new(name, move |gpu| {
                 let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
                 let int = i32::elem_type_native();
                 CrossEntropyLossKernel::new(
@@ -345,6 +353,7 @@ pub(crate) fn cases() -> Vec<KernelCase> {
                     (),
                     vector,
                     gradients,
+                    ignores,
                     256,
                     dtype,
                     int,

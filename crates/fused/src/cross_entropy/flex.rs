@@ -65,7 +65,7 @@ fn cross_entropy_cpu<T: Element>(
 ) -> ([f32; 2], Vec<T>, Vec<f32>) {
     let (vocab, n) = (head.len() / d, targets.len());
     assert!(
-        targets.iter().all(|target| *target < vocab),
+        targets.iter().all(|target| *target < vocab || rule.ignores && is_ignored(*target)),
         "linear_cross_entropy: a target is not in the vocabulary of {vocab}"
     );
     let head_dv = match rule.transposed {
@@ -102,6 +102,12 @@ fn cross_entropy_cpu<T: Element>(
     let mean = |of: fn(&RowLoss) -> f64| losses.iter().map(of).sum::<f64>() / n as f64;
     let z_loss = f64::from(rule.z_loss_coef) * mean(|row| f64::from(row.log_sum_exp).powi(2));
     ([mean(|row| f64::from(row.cross_entropy)) as f32, z_loss as f32], dx, d_head)
+}
+
+/// Whether a target was negative before its conversion. None is if the rule does not ignore such targets.
+#[inline(always)]
+fn is_ignored(target: usize) -> bool {
+    target > isize::MAX as usize
 }
 
 /// The losses of one row of logits.
@@ -176,6 +182,10 @@ vectorised! {
     /// Computes `log(sum(exp(logits))) - logits[target]`.
     fn forward<T: Element>(logits: &[T], targets: &[usize], vocab: usize, losses: &mut [RowLoss]) {
         for ((row, target), loss) in logits.chunks_exact(vocab).zip(targets).zip(losses) {
+            if is_ignored(*target) {
+                *loss = RowLoss::default();
+                continue;
+            }
             let largest = max(row);
             let log_sum_exp = largest + sum(row, |x| exp(x - largest)).ln();
             *loss = RowLoss { log_sum_exp, cross_entropy: log_sum_exp - row[*target].to_f32() };
@@ -187,6 +197,10 @@ vectorised! {
     /// Replaces logits by `softmax (1 + 2 coef log_sum_exp) - one_hot`.
     fn backward<T: Element>(logits: &mut [T], targets: &[usize], vocab: usize, losses: &[RowLoss], z_loss_coef: f32) {
         for ((row, target), loss) in logits.chunks_exact_mut(vocab).zip(targets).zip(losses) {
+            if is_ignored(*target) {
+                row.fill(T::from_f32(0.0));
+                continue;
+            }
             let largest = max(row);
             let of_target = row[*target].to_f32();
             let factor = (1.0 + 2.0 * z_loss_coef * loss.log_sum_exp) / sum(row, |x| exp(x - largest));

@@ -19,12 +19,16 @@
 //! copied and padded with zeros, so that rows of logits are aligned for 16-byte loads and tensor cores. GPT-2's 50,257
 //! columns become 50,304, 77 MB in bf16.
 //!
+//! [`LinearCrossEntropy`] ignores targets: their rows have losses and gradients of 0, and the mean over all rows is
+//! multiplied by the number of rows over that of the others, which a GPU counts without waiting for the host.
+//!
 //! Logits and their gradients have the dtype of the inputs. The loss and sums over the vocabulary are f32, the sum of
 //! the loss over rows is f64.
 
 mod autodiff;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
+mod drop_in;
 mod flex;
 
 use crate::check::Call;
@@ -33,6 +37,7 @@ use crate::cube::specs::statistic;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{Int, Tensor};
+pub use drop_in::{LinearCrossEntropy, LinearCrossEntropyConfig};
 
 /// The losses of next-token prediction, `[1]` each, f32.
 #[derive(Debug, Clone)]
@@ -64,7 +69,7 @@ pub fn linear_cross_entropy(
         x_nd,
         head_dv,
         targets_n,
-        CrossEntropyRule { transposed: false, z_loss_coef: z_loss_coef as f32 },
+        CrossEntropyRule { transposed: false, z_loss_coef: z_loss_coef as f32, ignores: false },
     )
 }
 
@@ -83,7 +88,7 @@ pub fn linear_cross_entropy_transposed(
         x_nd,
         head_vd,
         targets_n,
-        CrossEntropyRule { transposed: true, z_loss_coef: z_loss_coef as f32 },
+        CrossEntropyRule { transposed: true, z_loss_coef: z_loss_coef as f32, ignores: false },
     )
 }
 
@@ -129,13 +134,15 @@ pub(crate) trait CrossEntropyBackwardOps: Backend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 }
 
-/// Layout of the head, and weight of the z-loss.
+/// Layout of the head, weight of the z-loss, and what a negative target means.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossEntropyRule {
     /// The head is `[vocab, d]`.
     pub transposed: bool,
     /// Coefficient of the z-loss.
     pub z_loss_coef: f32,
+    /// A row with a negative target has losses and gradients of 0. The means are still over all rows.
+    pub ignores: bool,
 }
 
 /// Rows whose logits are in memory at once: one block of the order in which [`gemm`](cpu::gemm) adds.

@@ -1,8 +1,11 @@
 //! One call of each public function.
 
 use burn::backend::Flex;
+use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Device, Int, Tensor};
-use fused::{AdamW, AdamWState, AdamWStep, AttentionPart, ClipRule, DropoutKey, RopeTable, Rows};
+use fused::{
+    AdamW, AdamWState, AdamWStep, AttentionPart, ClipRule, DropoutKey, LinearCrossEntropyConfig, RopeTable, Rows,
+};
 use test_kit::arguments::{Case, Draw};
 
 pub const CASES: &[Case] = &[
@@ -101,6 +104,17 @@ pub const CASES: &[Case] = &[
         let (x, head, targets) = (draw.float([n, d]), draw.float([v, d]), draw.below_all([n], v));
         draw.output(fused::linear_cross_entropy_transposed(x, head, targets, 0.0).cross_entropy, [1]);
     }),
+    ("LinearCrossEntropy::forward", |draw| {
+        let [n, d, v] = [draw.size(6), draw.size(5), draw.size(9)];
+        let (x, weight, targets) = (draw.float([n, d]), draw.float([d, v]), draw.below_all([n], v));
+        let loss = LinearCrossEntropyConfig::new().with_pad_tokens(Some(vec![draw.below(v)])).init();
+        draw.output(loss.forward(x, weight, targets), [1]);
+    }),
+    ("LinearCrossEntropy::forward_transposed", |draw| {
+        let [n, d, v] = [draw.size(6), draw.size(5), draw.size(9)];
+        let (x, weight, targets) = (draw.float([n, d]), draw.float([v, d]), draw.below_all([n], v));
+        draw.output(LinearCrossEntropyConfig::new().init().forward_transposed(x, weight, targets), [1]);
+    }),
     ("RopeTable::new", |draw| {
         let (t, pairs) = (draw.size(5), draw.size(4));
         let (angles, pairs) = (draw.number(t * pairs), draw.number(pairs));
@@ -130,6 +144,15 @@ pub const CASES: &[Case] = &[
         let shape = [draw.size(3), t, draw.size(3), 2 * pairs];
         let x = draw.float(shape);
         draw.output(fused::rope_halves(x.clone(), &table), x.dims());
+    }),
+    ("attention", |draw| {
+        let [b, kv_heads, t, s] = [draw.size(2), draw.size(2), draw.size(4), draw.size(4)];
+        let ([group, d, dv], options) = ([draw.size(2), draw.size(4), draw.size(4)], AttentionModuleOptions::default());
+        let q = draw.float([b, group * kv_heads, t, d]);
+        let (k, v) = (draw.float([b, kv_heads, s, d]), draw.float([b, kv_heads, s, dv]));
+        let options = AttentionModuleOptions { is_causal: draw.coin(), ..options };
+        let [b, heads, t, _] = q.dims();
+        draw.output(fused::attention(q, k, v, None, None, options), [b, heads, t, dv]);
     }),
     ("causal_attention", |draw| {
         let [b, t, d, dv] = [draw.size(3), draw.size(5), draw.size(5), draw.size(4)];
@@ -249,6 +272,7 @@ pub const WITHOUT: &[(&str, &str)] = &[
     ("DropoutKey::derive", "numbers"),
     ("DropoutKey::at_row", "numbers"),
     ("DropoutKey::at_index", "numbers"),
+    ("LinearCrossEntropyConfig::init", "no arguments"),
     ("RopeTable::positions", "no arguments"),
     ("step", "of the tape: takes what the operation of a crate has computed"),
     ("backward_of_inputs", "of the tape: takes a loss"),
