@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 
 /// Why a checkpoint cannot be written or read. Each message names the file, and the parameter if there is one.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum CheckpointError {
     /// A file or folder cannot be written, for example because the disk is full.
-    #[error("cannot write {}: {source}; older checkpoints are as they were: make room, or give the run another folder with --out", path.display())]
+    #[error("cannot write {}: {source}; older checkpoints are as they were: make room, or write to another folder", path.display())]
     Write {
         /// The file or folder.
         path: PathBuf,
@@ -25,7 +26,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// A file is not what was written: it was cut off, edited, or replaced.
-    #[error("{}: {reason}: the checkpoint cannot be trusted; {}", path.display(), instead(path, ", as `--resume auto` does by itself"))]
+    #[error("{}: {reason}: the checkpoint cannot be trusted; {}", path.display(), instead(path))]
     Broken {
         /// The file.
         path: PathBuf,
@@ -33,7 +34,7 @@ pub enum CheckpointError {
         reason: String,
     },
     /// A parameter is not finite: the model has diverged.
-    #[error("{}: parameter {parameter} is not finite (it has the value {value}); {}", path.display(), instead(path, ""))]
+    #[error("{}: parameter {parameter} is not finite (it has the value {value}); {}", path.display(), instead(path))]
     NotFinite {
         /// The checkpoint, or the folder in which it is written.
         path: PathBuf,
@@ -44,8 +45,7 @@ pub enum CheckpointError {
     },
     /// The checkpoint was written in another format.
     #[error(
-        "{}: has format {format}, and this program reads {}: use the version of Kiln that wrote it, or with that version \
-         `train export --out DIR` and with this one `train import --hf DIR`, which takes the weights but not AdamW's moments",
+        "{}: has format {format}, and this program reads {}: use the version of Kiln that wrote it",
         path.display(), crate::Index::FORMAT
     )]
     OtherFormat {
@@ -97,7 +97,7 @@ pub enum CheckpointError {
     },
     /// No checkpoint is known to be the best.
     #[error(
-        "{}: the checkpoint of step {newest} knows no best validation (train.val_every, checkpoint.keep_best): leave @best out for the newest, or \
+        "{}: the checkpoint of step {newest} knows no best validation: leave @best out for the newest, or \
          name a step, as in RUN@{newest}", path.display()
     )]
     NoBest {
@@ -120,8 +120,8 @@ fn steps(there: &[u64]) -> String {
 }
 
 /// Names the checkpoint of the run to use instead of the one that `path` is or lies in: the one before it, or else the
-/// newest. `by_itself` is appended if it is the one before.
-fn instead(path: &Path, by_itself: &str) -> String {
+/// newest.
+fn instead(path: &Path) -> String {
     let step = |folder: &Path| folder.file_name()?.to_str()?.strip_prefix("step-")?.parse::<u64>().ok();
     let found = path.ancestors().find_map(|folder| {
         let run = folder.parent().filter(|parent| parent.ends_with("checkpoints"))?.parent()?;
@@ -132,7 +132,7 @@ fn instead(path: &Path, by_itself: &str) -> String {
     let others: Vec<u64> = there.filter(|step| *step != damaged).collect();
     let run = if run == Path::new("") { Path::new(".") } else { run }.display();
     match (others.iter().rfind(|step| **step < damaged), others.last()) {
-        (Some(older), _) => format!("take the one before ({run}@{older}){by_itself}"),
+        (Some(older), _) => format!("take the one before ({run}@{older})"),
         (None, Some(newest)) => format!("take another one ({run}@{newest})"),
         (None, None) => "the run has no other one: train it anew".into(),
     }
@@ -142,7 +142,7 @@ fn instead(path: &Path, by_itself: &str) -> String {
 fn without(path: &Path, error: &io::Error) -> String {
     let of_checkpoint = path.parent().is_some_and(|folder| folder.ancestors().any(|one| one.ends_with("checkpoints")));
     match of_checkpoint && error.kind() == io::ErrorKind::NotFound {
-        true => format!("; {}", instead(path, ", as `--resume auto` does by itself")),
+        true => format!("; {}", instead(path)),
         false => String::new(),
     }
 }

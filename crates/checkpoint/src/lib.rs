@@ -26,22 +26,10 @@
 //!
 //! This crate knows no tensors, no communicators and no models.
 //!
+//! An example, `examples/reshard.rs`:
+//!
 //! ```
-//! use checkpoint::{Checkpoint, Folder, Index, Kind, Piece, Written, write_rank};
-//!
-//! let run = tempfile::tempdir()?;
-//! let folder = Folder::of_run(run.path());
-//! // Each of two ranks holds half of a matrix.
-//! for rank in 0..2 {
-//!     let values = move |_: Kind| vec![rank as f32; 3];
-//!     let piece = Piece { name: "w".into(), shape: vec![2, 3], region: None, offset: 3 * rank, len: 3, has_moments: false };
-//!     write_rank(&folder.partial(200), rank, vec![(piece, Box::new(values))], &Written::default())?;
-//! }
-//! folder.commit(Index { step: 200, world_size: 2, ..Index::default() }, &[("config.yaml".into(), b"model: ...".to_vec())])?;
-//!
-//! let checkpoint = Checkpoint::open(&folder.latest()?.unwrap())?;
-//! assert_eq!(checkpoint.read("w", Kind::Param, 2..4)?, [0.0, 1.0]);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+#![doc = include_str!("../examples/reshard.rs")]
 //! ```
 
 mod blocks;

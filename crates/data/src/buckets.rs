@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(
             error,
             "the training split has 11 tokens, whose documents do not fill one row of 6 (the shortest length + 1): give \
-             a longer text, or shorter rows (data.buckets)"
+             a longer text, or shorter rows"
         );
         assert_eq!(buckets("a.bcd.......", &[5, 9]).unwrap().rows(0), 1);
     }

@@ -86,13 +86,17 @@ impl Dataset {
     /// A dataset with the tokens of `split` as its validation split and no training tokens, for evaluating a model on
     /// them.
     pub fn only(&self, split: Split) -> Self {
+        Self { train: Tokens::from_vec(vec![]), val: self.tokens(split) }
+    }
+
+    /// The tokens of `split`.
+    pub(crate) fn tokens(&self, split: Split) -> Tokens {
         let Self { train, val } = self.clone();
-        let val = match split {
+        match split {
             Split::Train => train,
             Split::Val => val,
             Split::All => train.then(val),
-        };
-        Self { train: Tokens::from_vec(vec![]), val }
+        }
     }
 
     /// Checks that both splits have room for a sequence.
@@ -315,7 +319,7 @@ mod tests {
         assert_eq!(
             error(109, 16),
             "the validation split has 11 tokens and needs at least seq_len + 1 = 17 (109 in all): give a longer \
-             text, lower train.seq_len, or raise data.val_fraction, the fraction held out for validation"
+             text, lower seq_len, or raise val_fraction, the fraction held out for validation"
         );
         assert!(error(10, 16).starts_with("the training split has 9 tokens"));
         assert_eq!(Dataset::new(vec![0; 109], 10).unwrap().val_tokens(), 11);

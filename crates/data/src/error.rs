@@ -4,14 +4,15 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 /// What to do if the text is in another field.
-const NAME_THE_FIELD: &str = "name the one that holds the text as data.text_field (--text-field NAME of `train prepare` and \
-                              `train eval`, --set data.text_field=NAME in training)";
+const NAME_THE_FIELD: &str = "name the one that holds the text as text_field";
 
-/// Why a run has no data. Each message names the file, crate or value, and says what to do.
+/// Why there is no data. Each message names the file, crate or value, and says what to do in the words of
+/// [`OpenOptions`](crate::OpenOptions) and [`PrepareOptions`](crate::PrepareOptions).
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 #[allow(missing_docs, reason = "the messages are the documentation")]
 pub enum DataError {
-    #[error("no data is named, and a run that was imported has none yet: give a text or tokens with --data SRC")]
+    #[error("no data is named: give the path of a text or of tokens, or the name of a corpus")]
     NoSource,
 
     #[error("data {} does not exist: {advice}", path.display())]
@@ -94,7 +95,7 @@ pub enum DataError {
     #[error("{}, row {row}: the text in column {field:?} is not UTF-8: write it again as UTF-8", path.display())]
     ParquetText { path: PathBuf, row: u64, field: String },
 
-    #[error("token file {}: {problem}; prepare it again (train prepare), or copy it again", path.display())]
+    #[error("token file {}: {problem}; prepare it again, or copy it again", path.display())]
     Tokens { path: PathBuf, problem: String },
 
     #[error(
@@ -104,14 +105,14 @@ pub enum DataError {
     )]
     TokenRange { path: PathBuf, token: u32, position: u64, vocab_size: usize },
 
-    #[error("{}: {problem}; prepare the folder again (train prepare)", path.display())]
+    #[error("{}: {problem}; prepare the folder again", path.display())]
     Meta { path: PathBuf, problem: String },
 
     #[error(
-        "the prepared data {} in the cache is damaged: delete this folder and start again ({problem})",
+        "the prepared data {} in the cache is damaged: delete this folder and start again ({source})",
         path.display()
     )]
-    DamagedCache { path: PathBuf, problem: String },
+    DamagedCache { path: PathBuf, source: Box<DataError> },
 
     #[error(
         "the cache {} is not this user's alone (others may write into it, or it is a link): name a folder for it with \
@@ -126,21 +127,19 @@ pub enum DataError {
     #[error("{} holds tokens already: train on them as they are, or give text to prepare", path.display())]
     AlreadyTokens { path: PathBuf },
 
-    #[error(
-        "data.val_fraction (--val-fraction of `train prepare`) is {value}: give a share above 0 and at most 1, such as 0.1 for a tenth"
-    )]
+    #[error("val_fraction is {value}: give a share above 0 and at most 1, such as 0.1 for a tenth")]
     ValFraction { value: f64 },
 
     #[error(
         "crate {name} {version} of the corpus rust-crates is not in {}: run cargo fetch, give a text, or take the one that is built in \
-         (--data shakespeare)",
+         (shakespeare)",
         folder.display()
     )]
     MissingCrate { name: String, version: String, folder: PathBuf },
 
     #[error(
         "crate {name} of the corpus rust-crates is not in Cargo.lock: give a text, or take the one that is built in \
-         (--data shakespeare)"
+         (shakespeare)"
     )]
     NotLocked { name: String },
 
@@ -167,8 +166,7 @@ pub enum DataError {
 
     #[error(
         "the tokens in {} were made with another tokenizer than {given}: give the text itself, or tokens of that tokenizer; to \
-         train with the tokenizer of these tokens, set data.tokenizer to this folder (a resume then needs --partial and \
-         --set model.vocab_size=0)",
+         use the tokenizer of these tokens, give this folder as tokenizer",
         path.display()
     )]
     OtherTokenizer { path: PathBuf, given: String },
@@ -177,23 +175,23 @@ pub enum DataError {
         "the {split} split has {} and needs at least seq_len + 1 = {needed} ({total} in all): give a longer text, {}",
         count(*found, "token"),
         match (*total >= 2 * needed, *split) {
-            (false, _) => "or lower train.seq_len",
-            (true, "training") => "lower train.seq_len, or lower data.val_fraction, the fraction held out for validation",
-            (true, _) => "lower train.seq_len, or raise data.val_fraction, the fraction held out for validation",
+            (false, _) => "or lower seq_len",
+            (true, "training") => "lower seq_len, or lower val_fraction, the fraction held out for validation",
+            (true, _) => "lower seq_len, or raise val_fraction, the fraction held out for validation",
         }
     )]
     TooShort { split: &'static str, found: u64, needed: u64, total: u64 },
 
     #[error(
         "validation data {} is text, and the data that trains are tokens without a tokenizer: give tokens to validate on, \
-         or the tokenizer that made those that train (data.tokenizer)",
+         or the tokenizer that made those that train",
         path.display()
     )]
     ValidationText { path: PathBuf },
 
     #[error(
         "the training split has {}, whose documents do not fill one row of {needed} (the shortest length + 1): give a \
-         longer text, or shorter rows (data.buckets)",
+         longer text, or shorter rows",
         count(*found, "token")
     )]
     NoRow { found: u64, needed: usize },

@@ -8,25 +8,23 @@
 //!  .bin of llm.c or nanoGPT  ───────────────────────────────────┘
 //! ```
 //!
-//! [`open`] takes whatever `--data` takes: it prepares text once, into a cache folder, and reads tokens in place.
+//! [`open`] takes text or tokens: it prepares text once, into a cache folder, and reads tokens in place.
 //! [`prepare`] does the same into a folder of your choice, which you can copy to other machines.
 //!
 //! [`Buckets`] packs the documents of a dataset by length into rows of several lengths, without padding, so that few
 //! documents are cut and short ones do not end up in long rows. [`Batch::document_starts`] says where documents begin
 //! in a row.
 //!
+//! [`Dataset::sequences`] lists the sequences of a split for loaders that choose their own order. With the feature `burn`
+//! the list is a Burn `Dataset`, and `TensorBatcher` is the `Batcher` for Burn's `DataLoaderBuilder`. The feature adds
+//! Burn with its own feature `dataset`, but none of the data sources that Burn can add to it (SQLite, images, audio).
+//!
+//! An example, `examples/batches.rs`:
+//!
 //! ```
-//! # fn main() -> Result<(), data::DataError> {
-//! # let folder = tempfile::tempdir().unwrap();
-//! # let file = folder.path().join("text.txt");
-//! # std::fs::write(&file, "To be, or not to be, that is the question. ".repeat(20)).unwrap();
-//! let options = data::OpenOptions { cache: Some(folder.path().join("cache")), ..Default::default() };
-//! let prepared = data::open(file.to_str().unwrap(), &options)?;
-//! prepared.dataset.check(16)?;
-//! let batch = prepared.dataset.train_batch(1337, 0..4, 16)?; // of the run with seed 1337, the first four sequences
-//! assert_eq!((batch.sequences, batch.inputs.len()), (4, 64));
-//! # Ok(()) }
+#![doc = include_str!("../examples/batches.rs")]
 //! ```
+//!
 //! This crate keeps no position and knows no ranks. A training sequence is a function of (seed, its number since the
 //! start of the run), and the rows of buckets in a step are a function of (seed, step). So a rank asks for its part of
 //! the global batch, a resumed run asks for the step it stopped at, and both see the tokens that a single uninterrupted
@@ -46,7 +44,10 @@ mod packing;
 mod prepare;
 mod progress;
 mod quiet;
+mod sequences;
 mod source;
+#[cfg(feature = "burn")]
+mod tensors;
 mod tokenizer;
 mod tokens;
 mod windows;
@@ -58,6 +59,9 @@ pub use loader::Loader;
 pub use meta::{Meta, Shard};
 pub use open::{OpenOptions, Prepared, open};
 pub use prepare::{PrepareOptions, prepare};
+pub use sequences::{Sequence, Sequences};
 pub use source::{DEFAULT_SOURCE, how_to_get, is_name};
+#[cfg(feature = "burn")]
+pub use tensors::{TensorBatch, TensorBatcher};
 pub use tokenizer::{Decoder, Tokenizer, TokenizerSpec};
 pub use windows::{Trained, Windows};

@@ -1,35 +1,34 @@
 //! Reading ahead: a thread cuts the batches of the next steps while the ranks compute the current one.
 
 use std::ops::Range;
+use std::panic::resume_unwind;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use crate::{Batch, DataError};
+use crate::DataError;
 
 /// Steps that are prepared ahead of time.
 const AHEAD: usize = 2;
 
-/// The micro-batches of a rank, step by step, cut ahead of time in a thread that also waits for the disk. Dropping the
-/// loader ends the thread.
+/// An iterator over what is cut for each step, such as a rank's micro-batches, cut ahead of time in a thread that also
+/// waits for the disk. It ends with the last step, or after the first error. Dropping it ends the thread.
 ///
 /// ```text
 /// thread   |cut 0|cut 1|cut 2|   waits   |cut 3|        |cut 4|
 /// trainer  |wait |   step 0              |   step 1     |   step 2
 /// ```
 #[derive(Debug)]
-pub struct Loader {
-    batches: Option<Receiver<Result<Vec<Batch>, DataError>>>,
+pub struct Loader<T> {
+    batches: Option<Receiver<Result<T, DataError>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Loader {
-    /// Starts to read ahead. The thread calls `cut`, which returns a step's micro-batches, for each of `steps` in
-    /// order. Nothing follows the first error.
-    pub fn start(
-        steps: Range<u64>,
-        mut cut: impl FnMut(u64) -> Result<Vec<Batch>, DataError> + Send + 'static,
-    ) -> Self {
+impl<T: Send + 'static> Loader<T> {
+    /// Starts to read ahead. The thread calls `cut` for each of `steps` in order. Nothing follows the first error.
+    ///
+    /// # Panics
+    /// If the system has no room for one more thread.
+    pub fn start(steps: Range<u64>, mut cut: impl FnMut(u64) -> Result<T, DataError> + Send + 'static) -> Self {
         let (sender, batches) = sync_channel(AHEAD);
         let thread = std::thread::Builder::new().name("data loader".into()).spawn(move || {
             for step in steps {
@@ -42,24 +41,27 @@ impl Loader {
         });
         Self { batches: Some(batches), thread: Some(thread.expect("the system has room for one more thread")) }
     }
+}
 
-    /// The micro-batches of the next step, and how long the caller waited for them.
-    ///
-    /// # Errors
-    /// The error of cutting them. Nothing follows it.
+impl<T> Iterator for Loader<T> {
+    type Item = Result<T, DataError>;
+
+    /// What was cut for the next step; waits until it is.
     ///
     /// # Panics
-    /// If all `steps` have been taken, or after an error.
-    #[allow(clippy::should_implement_trait, reason = "a step without data is a bug of the trainer, not an end")]
-    pub fn next(&mut self) -> Result<(Vec<Batch>, Duration), DataError> {
-        let start = Instant::now();
-        let batches = self.batches.as_ref().expect("only dropping takes the receiver");
-        let batches = batches.recv().expect("the loader was started for this step, and its thread did not panic")?;
-        Ok((batches, start.elapsed()))
+    /// If cutting it panicked.
+    fn next(&mut self) -> Option<Self::Item> {
+        let next = self.batches.as_ref().expect("only dropping takes the receiver").recv().ok();
+        if next.is_none()
+            && let Some(Err(panic)) = self.thread.take().map(JoinHandle::join)
+        {
+            resume_unwind(panic);
+        }
+        next
     }
 }
 
-impl Drop for Loader {
+impl<T> Drop for Loader<T> {
     fn drop(&mut self) {
         self.batches = None; // unblocks a thread that waits to send
         if let Some(thread) = self.thread.take() {
@@ -85,17 +87,26 @@ mod tests {
         let shared = dataset.clone();
         let mut loader = Loader::start(5..1_000_000, move |step| Ok(cut(&shared, step)));
         for step in 5..9 {
-            assert_eq!(loader.next().unwrap().0, cut(&dataset, step));
+            assert_eq!(loader.next().unwrap().unwrap(), cut(&dataset, step));
         }
         drop(loader);
         assert_eq!(Arc::strong_count(&dataset), 1);
     }
 
     #[test]
-    fn an_error_comes_after_the_steps_before_it() {
-        let cut = |step| if step < 7 { Ok(vec![]) } else { Err(DataError::NoSource) };
+    fn the_loader_ends_with_the_last_step_or_after_an_error() {
+        let cut = |step| if step < 7 { Ok(step) } else { Err(DataError::NoSource) };
+        assert!(Loader::start(5..7, cut).map(Result::unwrap).eq(5..7));
         let mut loader = Loader::start(5..1_000_000, cut);
-        assert!(loader.next().is_ok() && loader.next().is_ok());
-        assert!(matches!(loader.next(), Err(DataError::NoSource)));
+        assert!(matches!((loader.next(), loader.next()), (Some(Ok(5)), Some(Ok(6)))));
+        assert!(matches!(loader.next(), Some(Err(DataError::NoSource))));
+        assert!(loader.next().is_none() && loader.next().is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "out of order")]
+    fn a_panic_while_cutting_is_passed_on() {
+        let cut = |step| if step == 0 { Ok(step) } else { panic!("out of order") };
+        Loader::start(0..2, cut).for_each(drop);
     }
 }

@@ -1,4 +1,4 @@
-//! Opens what `--data` names as a dataset.
+//! Opens a source of text or tokens as a dataset.
 
 use std::path::{Path, PathBuf};
 
@@ -106,7 +106,7 @@ fn hex(hash: Sha256) -> String {
     hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Opens what `--data` names: `rust-crates`, `shakespeare`, a file or folder of text or tokens, or a folder written by
+/// Opens a source by its name: `rust-crates`, `shakespeare`, a file or folder of text or tokens, or a folder written by
 /// [`prepare`](crate::prepare). Text is first prepared into the cache unless it is already there; its folder there
 /// depends on the text and the tokenizer. Only one of several processes prepares it, and the others wait.
 ///
@@ -146,7 +146,7 @@ fn open_text(text: &TextSource, options: &OpenOptions) -> Result<Prepared, DataE
             new.publish().map_err(in_cache)?;
         }
     }
-    let damaged = |error: DataError| DataError::DamagedCache { path: folder.clone(), problem: error.to_string() };
+    let damaged = |error: DataError| DataError::DamagedCache { path: folder.clone(), source: error.into() };
     let has_split = text.has_split();
     let val_fraction = options.val_fraction.filter(|_| !has_split);
     let opened = open_folder(&folder, &OpenOptions { val_fraction, ..options.clone() }, None).map_err(damaged)?;

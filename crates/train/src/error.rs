@@ -2,6 +2,7 @@
 
 use crate::config::ConfigError;
 use crate::format::quoted;
+use crate::hints;
 use checkpoint::CheckpointError;
 use comm::RankFailure;
 use data::DataError;
@@ -17,7 +18,7 @@ pub enum TrainError {
     #[error(transparent)]
     Config(#[from] ConfigError),
 
-    #[error(transparent)]
+    #[error("{}", hints::data(.0))]
     Data(#[from] DataError),
 
     #[error("{}: {problem}; resume from another checkpoint", path.display())]
@@ -91,7 +92,7 @@ pub enum TrainError {
     )]
     NoTokenizer { path: PathBuf },
 
-    #[error(transparent)]
+    #[error("{}", hints::checkpoint(.0))]
     Checkpoint(#[from] CheckpointError),
 
     #[error(

@@ -30,6 +30,7 @@ mod ending;
 mod epochs;
 mod error;
 mod format;
+mod hints;
 mod job;
 mod launch;
 mod layout;

@@ -6,6 +6,7 @@ use crate::config::{self, Config, DataConfig, Source};
 use crate::copies;
 use crate::data_mark;
 use crate::error::TrainError;
+use crate::hints;
 use crate::progress::Progress;
 use crate::run_folder::{CONFIG, RUNS, RunFolder, config_in, run_of};
 use crate::run_options::RunOptions;
@@ -152,7 +153,7 @@ impl Resume {
         let has_moments = progress.optimizer_steps > 0;
         let mut values = |wanted: &Part| match &self.partial {
             Some(partial) if !partial.takes(&wanted.name) => Ok(drawn(initial, wanted, has_moments)),
-            _ => fsdp::read_part(&self.checkpoint, wanted).map_err(|error| error.to_string()),
+            _ => fsdp::read_part(&self.checkpoint, wanted).map_err(|error| hints::checkpoint(&error)),
         };
         let fsdp = fsdp.load_state(progress, &mut values)?;
         fsdp.all_reduce(&[0.0])?;
@@ -314,7 +315,8 @@ fn newest_whole(run: &Path, whole: Whole) -> Result<Option<PathBuf>, TrainError>
             Ok(()) => return Ok(Some(path)),
             Err(error @ CheckpointError::OtherFormat { .. }) => return Err(error.into()),
             Err(error) => {
-                let line = format!("warning: {} is damaged and is skipped: {error}", path.display());
+                let line =
+                    format!("warning: {} is damaged and is skipped: {}", path.display(), hints::checkpoint(&error));
                 let _ = writeln!(io::stderr(), "{}", shown(&line, io::stderr().is_terminal()));
                 damaged = damaged.or(Some(error));
             }

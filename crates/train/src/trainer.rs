@@ -151,7 +151,7 @@ struct Trainer<'a> {
     /// Number of consecutive steps skipped because a loss or a gradient was not finite.
     skips: usize,
     batches: Batches,
-    loader: Loader,
+    loader: Loader<Vec<data::Batch>>,
     /// Tokens trained on so far, over all ranks.
     tokens: u64,
     saver: Saver,
@@ -293,7 +293,9 @@ impl<'a> Trainer<'a> {
 
     /// This rank's micro-batches of a step.
     fn next_batches(&mut self, step: usize) -> Result<Next, TrainError> {
-        let (tokens, waited) = self.loader.next()?;
+        let start = Instant::now();
+        let tokens = self.loader.next().expect("the loader was started for this step")?;
+        let waited = start.elapsed();
         let rows: Vec<_> = self.batches.rows(step).into_iter().zip(tokens).collect();
         let mut counts = RowCounts::default();
         rows.iter().filter(|(rows, _)| rows.count).for_each(|(_, tokens)| counts += self.maker.count(tokens));
@@ -347,7 +349,7 @@ fn asked_to_stop(job: &Job) -> f64 {
 }
 
 /// Reads ahead, starting at the run's first step.
-fn start_loader(job: &Job, batches: Batches) -> Loader {
+fn start_loader(job: &Job, batches: Batches) -> Loader<Vec<data::Batch>> {
     let first = job.resume.as_ref().map_or(0, |resume| resume.index.step);
     Loader::start(first..job.config.train.steps as u64, move |step| batches.cut(step as usize))
 }

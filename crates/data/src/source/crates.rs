@@ -175,12 +175,12 @@ mod tests {
         assert_eq!(
             error(&["ant"]),
             "crate ant 0.10.0+spec-1.1.0 of the corpus rust-crates is not in /nowhere/src: run cargo fetch, give a text, \
-             or take the one that is built in (--data shakespeare)"
+             or take the one that is built in (shakespeare)"
         );
         assert_eq!(
             error(&["cow"]),
             "crate cow of the corpus rust-crates is not in Cargo.lock: give a text, or take the \
-             one that is built in (--data shakespeare)"
+             one that is built in (shakespeare)"
         );
     }
 }

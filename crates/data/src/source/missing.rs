@@ -13,7 +13,7 @@ pub fn advice(source: &str) -> String {
     }
     let otherwise = || match similar(source) {
         Some(name) => format!("did you mean `{name}`?"),
-        None => "check the path, or give other data (to a run with --data)".into(),
+        None => "check the path, or give other data".into(),
     };
     how_to_get(source, "dataset").unwrap_or_else(otherwise)
 }

@@ -1,4 +1,4 @@
-//! What `--data` can name, and the pieces of text that it contains.
+//! What a source can name, and the pieces of text that it contains.
 
 mod crates;
 mod files;
@@ -31,7 +31,7 @@ pub use pieces::{Emit, Piece};
 /// The name of the tiny Shakespeare corpus.
 const SHAKESPEARE: &str = "shakespeare";
 
-/// What `--data` names.
+/// What a source names.
 #[derive(Debug)]
 pub enum Source {
     /// Text to tokenize.

@@ -148,7 +148,7 @@ fn the_errors_of_a_source_name_the_file_the_line_and_what_to_do() {
         (
             "b.jsonl",
             b"\n{\"body\": \"a\", \"n\": 1}\n".into(),
-            "b.jsonl, line 2: has no field \"text\", but body, n: name the one that holds the text as data.text_field",
+            "b.jsonl, line 2: has no field \"text\", but body, n: name the one that holds the text as text_field",
         ),
         ("c.jsonl", b"{\"text\": 3}".into(), "c.jsonl, line 1: \"text\" is not a string"),
         (
@@ -171,7 +171,7 @@ fn the_errors_of_a_source_name_the_file_the_line_and_what_to_do() {
         (
             "a.csv",
             b"id,body\n1,a\n".into(),
-            "a.csv names no column \"text\" in its first line, but id, body: name the one that holds the text as data.text_field",
+            "a.csv names no column \"text\" in its first line, but id, body: name the one that holds the text as text_field",
         ),
         (
             "b.csv",

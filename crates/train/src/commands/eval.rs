@@ -7,6 +7,7 @@ use crate::batch::{BatchMaker, check_documents};
 use crate::device;
 use crate::error::TrainError;
 use crate::format::count;
+use crate::hints;
 use crate::saved::{Saved, SavedError};
 use crate::terminal::say;
 use burn::tensor::Device;
@@ -88,7 +89,7 @@ pub enum EvalError {
     Saved(#[from] SavedError),
     #[error(transparent)]
     Train(#[from] TrainError),
-    #[error(transparent)]
+    #[error("{}", hints::data(.0))]
     Data(#[from] DataError),
     #[error("cannot read {}: {source}: check the path given with --choices", path.display())]
     Choices { path: PathBuf, source: io::Error },

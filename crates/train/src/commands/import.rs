@@ -4,6 +4,7 @@ use crate::commands::{HfFolderError, NotNew, check_new, open_hf};
 use crate::config::{Config, LrSchedule, OptimConfig};
 use crate::error::TrainError;
 use crate::format::{count, human_count};
+use crate::hints;
 use crate::run_folder::{CONFIG, RunFolder};
 use crate::terminal::say;
 use burn::module::{ModuleVisitor, Param};
@@ -36,11 +37,11 @@ pub enum ImportError {
     Folder(#[from] HfFolderError),
     #[error(transparent)]
     Hf(#[from] HfError),
-    #[error(transparent)]
+    #[error("{}", hints::data(.0))]
     Tokenizer(#[from] DataError),
     #[error(transparent)]
     Train(#[from] TrainError),
-    #[error(transparent)]
+    #[error("{}", hints::checkpoint(.0))]
     Checkpoint(#[from] CheckpointError),
     #[error(
         "{}: parameter {parameter} (Kiln's name) is not finite, it has the value {value}: nothing can be computed with such a model; give another",

@@ -1,10 +1,11 @@
 //! `train prepare`.
 
 use super::values::at_least_1;
+use crate::error::TrainError;
 use crate::format::{count, human, human_count};
 use crate::terminal::say;
 use clap::Args;
-use data::{DataError, PrepareOptions, TokenizerSpec};
+use data::{PrepareOptions, TokenizerSpec};
 use std::path::PathBuf;
 
 /// Tokenize text into a folder, for `--data`.
@@ -33,7 +34,7 @@ pub struct PrepareArgs {
     shard_tokens: usize,
 }
 
-pub fn run(args: &PrepareArgs) -> Result<(), DataError> {
+pub fn run(args: &PrepareArgs) -> Result<(), TrainError> {
     let options = PrepareOptions {
         train_bpe: args.train_bpe,
         text_field: args.text_field.clone(),

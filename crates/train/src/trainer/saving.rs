@@ -4,6 +4,7 @@ use super::{Job, Trainer};
 use crate::config::{CheckpointConfig, Config};
 use crate::data_mark;
 use crate::error::TrainError;
+use crate::hints;
 use crate::run_folder::{CONFIG, RunFolder};
 use crate::saver::Saver;
 use crate::trained;
@@ -77,7 +78,7 @@ impl Trainer<'_> {
     /// they are removed.
     pub fn tell_pruned(&mut self, wait: bool) {
         if let Some(error) = self.saver.pruned(wait) {
-            self.recorder.say(&format!("older checkpoints stay: {error}"));
+            self.recorder.say(&format!("older checkpoints stay: {}", hints::checkpoint(&error)));
         }
     }
 }
