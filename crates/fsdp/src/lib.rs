@@ -39,7 +39,7 @@
 //!     let config = FsdpConfig { optimizers: Optimizers::new(AdamConfig::new().build()), ..FsdpConfig::default() };
 //!     let mine = [Tensor::ones([3, 4], comm.device()) * comm.rank() as f32];
 //!     let mut fsdp = Fsdp::new(calls.into_units(mlp.clone()), comm, config)?;
-//!     let losses = (0..50).map(|_| Ok(fsdp.train_step(&mine, 1e-2)?.loss)).collect::<Result<Vec<f64>, _>>()?;
+//!     let losses = (0..50).map(|_| Ok(fsdp.train_step(&mine, 1e-2)?.loss)).collect::<Result<Vec<f64>, FsdpError>>()?;
 //!     let _trained: Option<Mlp> = fsdp.gather_model(mlp.clone(), true)?; // on every rank, to be saved by one
 //!     Ok::<_, FsdpError>(losses)
 //! })?;

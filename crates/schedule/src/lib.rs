@@ -32,8 +32,8 @@
 //! let ticks = Ticks { forward: 1, input: 1, weights: 1 };
 //! let timeline = simulate(&pipeline, &pipeline.program(), &|_, action| ticks.of(action), Links::FREE)?;
 //! assert_eq!(timeline.picture(), "\
-//! 0  F0 F1 .  B0 =  .  B1 =\n\
-//! 1  .  F0 B0 =  F1 B1 =  .\n");
+//! 0  F0 F1 .  .  B0 =  .  B1 =\n\
+//! 1  .  F0 B0 =  F1 B1 =  .  .\n");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
