@@ -46,7 +46,7 @@ fn random<const N: usize>(shape: [usize; N], device: &Device) -> Tensor<N> {
 /// some of the tokens.
 fn layer(criterion: &mut Criterion, name: &str, e: usize, k: usize, h: usize) {
     let device = Device::flex().autodiff();
-    let layer = MoeLayer::new(D, &config(e, k, h), &device);
+    let layer = config(e, k, h).init(D, &device);
     let x_btd = random([1, TOKENS, D], &Device::flex());
     let mut group = criterion.benchmark_group("moe/layer");
     group.throughput(Throughput::Elements(TOKENS as u64));

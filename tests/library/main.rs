@@ -16,7 +16,7 @@ use model::{
     Batch, LanguageModel, Llama, LlamaConfig, MicroBatch, ModelConfig, Parallel, StepContext, Targets,
     Training,
 };
-use moe::{MoeConfig, MoeLayer};
+use moe::MoeConfig;
 use std::error::Error;
 
 const SEQUENCES: u64 = 8;
@@ -135,7 +135,7 @@ fn experts() {
     let device = Device::flex().autodiff();
     device.seed(3);
     let config = MoeConfig { num_experts: 4, top_k: 2, moe_intermediate_size: 24, ..MoeConfig::default() };
-    let layer = MoeLayer::new(16, &config, &device);
+    let layer = config.init(16, &device);
     let x = Tensor::<3>::random([2, 5, 16], Distribution::Normal(0.0, 1.0), &device).require_grad();
     let output = layer.forward(x.clone(), None);
     assert_eq!(output.y_btd.dims(), [2, 5, 16]);

@@ -7,9 +7,10 @@
 //! Each operation is a module that holds its formula, the CPU loop over rows (vectorized for the processor and spread
 //! over its cores with [`cpu`]) and the GPU kernel. It declares the operation as an extension of Burn's backends: in
 //! one trait that the tape records and, if the gradient has kernels of its own, in a second one without `Autodiff`.
-//! Where a backend is not among those that the traits list, a call does not compile, or panics; nothing falls back
-//! silently to a composition. Operations take f32, bf16 and f16, compute in f32 and round once. Numbers called
-//! statistics are f32 in any case.
+//! Operations take f32, bf16 and f16, compute in f32 and round once. Numbers called statistics are f32 in any case.
+//!
+//! On a backend that the traits do not list, such as NdArray (see [`has_kernels`]), [`linear`], [`linear_transposed`],
+//! [`linear_add`] and [`silu_mul`] are composed of Burn's operations, and a call of any other operation panics.
 //!
 //! | function | formula | kept for the backward |
 //! |---|---|---|
@@ -59,6 +60,7 @@
 
 mod adamw;
 mod attention;
+mod backend;
 pub mod check;
 mod clip;
 mod cross_entropy;
@@ -83,6 +85,7 @@ pub mod weight_gradients;
 
 pub use adamw::{AdamW, AdamWState, AdamWStep, adamw};
 pub use attention::{AttentionPart, attention, causal_attention, causal_self_attention, latent_attention};
+pub use backend::has_kernels;
 pub use clip::{ClipRule, clip_factor};
 pub use cross_entropy::{
     LinearCrossEntropy, LinearCrossEntropyConfig, Losses, linear_cross_entropy, linear_cross_entropy_transposed,

@@ -150,7 +150,7 @@ mod tests {
 
     fn layer() -> MoeLayer {
         let config = MoeConfig { num_experts: EXPERTS, top_k: 2, capacity_factor: Some(1.0), ..MoeConfig::default() };
-        MoeLayer::new(8, &config, &Device::flex())
+        config.init(8, &Device::flex())
     }
 
     /// Statistics of a micro-batch of two sequences.

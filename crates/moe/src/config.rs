@@ -1,5 +1,6 @@
 //! The settings of a mixture-of-experts layer, and their validation.
 
+use crate::ConfigError;
 use crate::kernels::dispatch::{DispatchRule, Layout, Order};
 use crate::kernels::route::{GateRule, MAX_CANDIDATES, SelectRule};
 use schemars::JsonSchema;
@@ -117,22 +118,65 @@ impl Default for MoeConfig {
     }
 }
 
+macro_rules! with {
+    ($($method:ident $field:ident: $type:ty,)*) => {
+        impl MoeConfig {
+            $(#[doc = concat!("Sets [`", stringify!($field), "`](Self#structfield.", stringify!($field), ").")]
+            #[must_use]
+            pub fn $method(mut self, $field: $type) -> Self {
+                self.$field = $field;
+                self
+            })*
+        }
+    };
+}
+
+with! {
+    with_num_experts num_experts: usize,
+    with_top_k top_k: usize,
+    with_n_shared_experts n_shared_experts: usize,
+    with_score_func score_func: ScoreFunc,
+    with_selection_bias selection_bias: bool,
+    with_n_group n_group: usize,
+    with_topk_group topk_group: usize,
+    with_group_mask group_mask: GroupMask,
+    with_router_noise router_noise: f64,
+    with_norm_topk_prob norm_topk_prob: bool,
+    with_routed_scaling_factor routed_scaling_factor: f64,
+    with_capacity_factor capacity_factor: Option<f64>,
+    with_overflow overflow: Overflow,
+    with_order order: Order,
+    with_max_rank_load max_rank_load: f64,
+    with_aux_loss_coef aux_loss_coef: f64,
+    with_z_loss_coef z_loss_coef: f64,
+    with_bias_update_speed bias_update_speed: f64,
+}
+
 impl MoeConfig {
-    /// Rejects settings from which no layer can be built; the error names key, value and remedy.
-    pub fn validate(&self) -> Result<(), String> {
+    /// The default settings, with SwiGLUs of this hidden width as experts.
+    pub fn new(moe_intermediate_size: usize) -> Self {
+        Self { moe_intermediate_size, ..Self::default() }
+    }
+
+    /// Rejects settings from which no layer can be built; the error names field, value and remedy.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.check().map_err(ConfigError)
+    }
+
+    fn check(&self) -> Result<(), String> {
         let (e, k, g, tg) = (self.num_experts, self.top_k, self.n_group, self.topk_group);
         if e == 0 || self.moe_intermediate_size == 0 {
             let key = if e == 0 { "num_experts" } else { "moe_intermediate_size" };
-            return Err(format!("moe.{key} is 0: give at least 1"));
+            return Err(format!("`{key}` is 0: give at least 1"));
         }
         if g == 0 || e % g != 0 || tg == 0 || tg > g {
             return Err(format!(
-                "moe.n_group {g} must divide moe.num_experts {e}, and moe.topk_group {tg} must lie between 1 and moe.n_group"
+                "`n_group` {g} must divide `num_experts` {e}, and `topk_group` {tg} must lie between 1 and `n_group`"
             ));
         }
         if k == 0 || k > tg * (e / g) {
             return Err(format!(
-                "moe.top_k is {k}, but {} can be chosen from: give a value from 1 to {}",
+                "`top_k` is {k}, but {} can be chosen from: give a value from 1 to {}",
                 match (g, tg) {
                     (1, _) => format!("{e} experts"),
                     (_, 1) => format!("1 group of {} experts", e / g),
@@ -142,24 +186,22 @@ impl MoeConfig {
             ));
         }
         if g > 1 && self.selection_bias && e / g < 2 {
-            return Err(format!(
-                "moe.n_group {g} leaves one expert a group; with moe.selection_bias a group needs two"
-            ));
+            return Err(format!("`n_group` {g} leaves one expert a group; with `selection_bias` a group needs two"));
         }
         if k > MAX_CANDIDATES {
-            return Err(format!("moe.top_k is {k}: give at most {MAX_CANDIDATES}"));
+            return Err(format!("`top_k` is {k}: give at most {MAX_CANDIDATES}"));
         }
         if let Some(f) = self.capacity_factor.filter(|f| !(*f > 0.0 && f.is_finite())) {
             return Err(format!(
-                "moe.capacity_factor is {f:?}: give a number above 0, such as 1.25, or null for a dropless layer"
+                "`capacity_factor` is {f:?}: give a number above 0, such as 1.25, or null for a dropless layer"
             ));
         }
         if !(self.max_rank_load >= 1.0 && self.max_rank_load.is_finite()) {
-            return Err(format!("moe.max_rank_load is {:?}: give a number from 1 on, such as 2", self.max_rank_load));
+            return Err(format!("`max_rank_load` is {:?}: give a number from 1 on, such as 2", self.max_rank_load));
         }
         let scale = self.routed_scaling_factor;
         if !(scale > 0.0 && (scale as f32).is_finite()) {
-            return Err(format!("moe.routed_scaling_factor is {scale:?}: give a number above 0"));
+            return Err(format!("`routed_scaling_factor` is {scale:?}: give a number above 0"));
         }
         let coefficients = [
             ("router_noise", self.router_noise),
@@ -169,16 +211,16 @@ impl MoeConfig {
         ];
         let wrong = |(_, value): &(&str, f64)| !(*value >= 0.0 && (*value as f32).is_finite());
         if let Some((key, value)) = coefficients.into_iter().find(wrong) {
-            return Err(format!("moe.{key} is {value:?}: give 0 or more"));
+            return Err(format!("`{key}` is {value:?}: give 0 or more"));
         }
         if self.bias_update_speed > 0.0 && !self.selection_bias {
             return Err(format!(
-                "moe.bias_update_speed is {}, but there is no bias: set moe.selection_bias to true, or the speed to 0",
+                "`bias_update_speed` is {}, but there is no bias: set `selection_bias` to true, or the speed to 0",
                 self.bias_update_speed
             ));
         }
         if self.overflow == Overflow::Reroute && self.capacity_factor.is_none() {
-            return Err("moe.overflow is reroute, but a dropless layer has no overflow: set moe.capacity_factor".into());
+            return Err("`overflow` is reroute, but a dropless layer has no overflow: set `capacity_factor`".into());
         }
         Ok(())
     }

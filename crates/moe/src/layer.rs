@@ -27,6 +27,7 @@ pub struct MoeLayer {
 
 /// What a layer returns.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct MoeOutput {
     /// The layer's output, with the shape of its input.
     pub y_btd: Tensor<3>,
@@ -48,18 +49,26 @@ pub(crate) struct Plan {
     pub choices_kn: Tensor<2, Int>,
 }
 
-impl MoeLayer {
+impl MoeConfig {
     /// Makes a layer of width `d`.
-    pub fn new(d: usize, config: &MoeConfig, device: &Device) -> Self {
-        let shared = config.n_shared_experts * config.moe_intermediate_size;
-        Self {
-            router: Router::new(d, config, device),
-            experts: Experts::new(config.num_experts, d, config.moe_intermediate_size, device),
+    ///
+    /// # Panics
+    /// If [`validate`](Self::validate) rejects the settings.
+    pub fn init(&self, d: usize, device: &Device) -> MoeLayer {
+        if let Err(error) = self.validate() {
+            panic!("MoeConfig::init: {error}");
+        }
+        let shared = self.n_shared_experts * self.moe_intermediate_size;
+        MoeLayer {
+            router: Router::new(d, self, device),
+            experts: Experts::new(self.num_experts, d, self.moe_intermediate_size, device),
             shared_experts: (shared > 0).then(|| SwiGlu::new(d, shared, device)),
-            config: config.clone(),
+            config: self.clone(),
         }
     }
+}
 
+impl MoeLayer {
     /// Routes every token of `x_btd`, and returns the weighted sum of its experts (plus the shared ones):
     /// `y[n] = sum over k of gate[k, n] * expert(x[n])`, without dropped choices.
     ///
@@ -83,11 +92,11 @@ impl MoeLayer {
     ///
     /// ```
     /// use burn::tensor::{Device, Distribution, Tensor};
-    /// use moe::{MoeConfig, MoeLayer};
+    /// use moe::MoeConfig;
     ///
     /// let device = Device::flex();
-    /// let config = MoeConfig { selection_bias: true, bias_update_speed: 0.001, ..MoeConfig::default() };
-    /// let layer = MoeLayer::new(64, &config, &device);
+    /// let config = MoeConfig::new(128).with_selection_bias(true).with_bias_update_speed(0.001);
+    /// let layer = config.init(64, &device);
     /// let output = layer.forward(Tensor::random([2, 16, 64], Distribution::Default, &device), None);
     /// let layer = layer.update_bias(&output.stats);
     /// assert!(layer.router.bias.unwrap().val().abs().max().into_scalar::<f32>() > 0.0);

@@ -13,6 +13,46 @@
 //! The operations of this diagram are in [`kernels`], each with its formula, layout, plain Rust and CubeCL kernel.
 //! [`MoeLayer`] combines them, and [`ExpertParallel`] runs a layer whose experts are spread over ranks.
 //!
+//! # In a model of your own
+//!
+//! [`MoeLayer`] is an ordinary Burn module. Burn's optimizers train it, except for the selection bias, which
+//! [`MoeLayer::update_bias`] moves. `examples/learner.rs` is a whole program.
+//!
+//! ```
+//! use burn::tensor::{Device, Distribution, Tensor};
+//! use moe::MoeConfig;
+//!
+//! let device = Device::flex().autodiff();
+//! let moe = MoeConfig::new(128).with_num_experts(16).with_top_k(2).with_aux_loss_coef(0.01).init(64, &device);
+//! let x_btd = Tensor::random([2, 10, 64], Distribution::Default, &device);
+//! let output = moe.forward(x_btd, None);
+//! let loss = output.y_btd.powi_scalar(2).mean() + output.aux_loss.unwrap();
+//! let gradients = loss.backward();
+//! assert!(moe.experts.gate_proj.val().grad(&gradients).is_some());
+//! ```
+//!
+//! [`MoeLayer::forward`] is for training and [`MoeLayer::evaluate`] for everything else. Unlike Burn's `Dropout`, the
+//! layer does not choose by whether the device records gradients: with recomputed activations, the first forward of a
+//! training step does not. The two differ only with a `capacity_factor` or with noise.
+//!
+//! # Backends
+//!
+//! | Backend | Feature | What runs | Tested |
+//! |---|---|---|---|
+//! | Flex | | plain Rust | against f64, in `tests/layer.rs` and `tests/operations.rs` |
+//! | CUDA | `cuda`, `cuda-cpp` | CubeCL kernels | on an emulated card |
+//! | Vulkan | `vulkan` | CubeCL kernels | on lavapipe |
+//! | Metal | `metal` | CubeCL kernels | not run |
+//! | CubeCL's CPU runtime | `cpu-jit` | CubeCL kernels | against Flex, in `tests/cube.rs` |
+//! | NdArray | `ndarray` of Burn | Burn's operations | against Flex, by `scripts/check-backends.sh` |
+//! | LibTorch, Remote, and CubeCL's without a feature above | those of Burn | Burn's operations | not run |
+//!
+//! On the last two rows, the choice of experts and their rows run on the CPU, so each layer waits for the device a few
+//! times. The choice is that of Flex, except where scores differ by rounding. [`ExpertParallel`] needs one of the other
+//! backends.
+//!
+//! # Guarantees
+//!
 //! **The routing and the output of a sequence never depend on other sequences in the batch**: capacity is counted
 //! within a sequence, noise is a hash of a token's position in the global batch, and a row's product depends only on
 //! that row.
@@ -22,6 +62,7 @@
 
 mod balance;
 mod config;
+mod error;
 mod exchange;
 mod experts;
 mod in_rounds;
@@ -36,6 +77,7 @@ mod swiglu;
 
 pub use balance::{bias_update, router_z_loss, sequence_balance_loss};
 pub use config::{GroupMask, MoeConfig, Overflow, ScoreFunc};
+pub use error::ConfigError;
 pub use experts::Experts;
 pub use kernels::dispatch::Order;
 pub use layer::{MoeLayer, MoeOutput};

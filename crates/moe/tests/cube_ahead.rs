@@ -5,7 +5,7 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use fused::cube::unreadable;
 use fused::{DropoutKey, dropout, embedding, gelu, layer_norm, linear_cross_entropy_transposed, silu_mul};
-use moe::{MoeConfig, MoeLayer};
+use moe::MoeConfig;
 
 fn gradient<const D: usize, const E: usize>(x: Tensor<D>, op: impl Fn(Tensor<D>) -> Tensor<E>) -> Tensor<D> {
     let x = x.autodiff().require_grad();
@@ -39,6 +39,6 @@ fn operations_read_nothing_on_their_way() {
 fn a_layer_reads_nothing_on_its_way() {
     let device = &Device::cpu();
     let config = MoeConfig { num_experts: 4, moe_intermediate_size: 16, n_shared_experts: 1, ..MoeConfig::default() };
-    let layer = MoeLayer::new(16, &config, &device.clone().autodiff());
+    let layer = config.init(16, &device.clone().autodiff());
     ahead(Tensor::<3>::ones([2, 8, 16], (device, DType::F32)), |x_btd| layer.forward(x_btd, None).y_btd);
 }

@@ -3,13 +3,13 @@
 
 use burn::tensor::{DType, Tensor};
 use fused::cube::{launches, testing};
-use moe::{MoeConfig, MoeLayer};
+use moe::MoeConfig;
 
 #[test]
 fn a_layer_launches_few_kernels() {
     let device = &testing::device().autodiff();
     let config = MoeConfig { num_experts: 4, moe_intermediate_size: 16, n_shared_experts: 1, ..MoeConfig::default() };
-    let layer = MoeLayer::new(16, &config, device);
+    let layer = config.init(16, device);
     let run = || {
         let x_btd = Tensor::<3>::ones([2, 8, 16], (device, DType::F32)).require_grad();
         let gradients = layer.forward(x_btd.clone(), None).y_btd.backward();

@@ -1,10 +1,10 @@
 //! Checks which assignments get a row, and which row.
 
 use burn::tensor::{Device, Int, Tensor};
+use moe::MoeConfig;
 use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
 use moe::kernels::reroute::{RerouteRule, reroute};
 use moe::kernels::route::count;
-use moe::{MoeConfig, MoeLayer};
 use proptest::prelude::*;
 use test_kit::{int, ints};
 
@@ -215,7 +215,7 @@ fn a_full_expert_sends_on_to_the_best_reserve_with_room() {
 fn the_layer_counts_what_it_assigned_kept_and_dropped() {
     let layer = |capacity_factor| {
         let config = MoeConfig { num_experts: 4, top_k: 2, capacity_factor, ..MoeConfig::default() };
-        MoeLayer::new(8, &config, &Device::flex())
+        config.init(8, &Device::flex())
     };
     let x_btd = Tensor::<3>::random([3, 16, 8], burn::tensor::Distribution::Default, &Device::flex());
     for factor in [None, Some(0.5), Some(0.0)] {

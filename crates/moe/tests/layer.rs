@@ -26,7 +26,7 @@ fn layer(case: &Case, numbers: &Numbers, tracked: bool) -> (MoeLayer, Tensor<3>)
         Param::initialized(ParamId::new(), bound(values, shape, tracked))
     }
     let (d, e, h) = (case.shape_btd[2], case.config.num_experts, case.config.moe_intermediate_size);
-    let mut layer = MoeLayer::new(d, &case.config, &Device::flex());
+    let mut layer = case.config.init(d, &Device::flex());
     layer.router.proj.weight = param(&numbers[ROUTER], [d, e], tracked);
     layer.router.bias = layer.router.bias.map(|_| param(&numbers[BIAS], [e], tracked));
     layer.experts.gate_proj = param(&numbers[GATE], [e, d, h], tracked);
@@ -127,7 +127,7 @@ fn the_layer_equals_the_naive_one_at_the_smallest_sizes() {
 fn without_tokens_there_is_no_output_and_no_loss() {
     for (shape_btd, quarters) in [([2, 0, 4], None), ([0, 3, 4], None), ([2, 0, 4], Some(4)), ([0, 3, 4], Some(4))] {
         let config = MoeConfig { capacity_factor: quarters.map(f64::from), aux_loss_coef: 0.5, ..everything() };
-        let layer = MoeLayer::new(4, &config, &Device::flex());
+        let layer = config.init(4, &Device::flex());
         let output = layer.forward(Tensor::zeros(shape_btd, &Device::flex()), None);
         assert_eq!(output.y_btd.dims(), shape_btd);
         assert!(output.aux_loss.is_none());
@@ -284,7 +284,7 @@ fn gradients_equal_finite_differences_of_the_naive_layer() {
 
 #[test]
 fn the_selection_bias_of_a_new_layer_is_zero_and_asks_for_no_gradient() {
-    let layer = MoeLayer::new(4, &everything(), &Device::flex().autodiff());
+    let layer = everything().init(4, &Device::flex().autodiff());
     let bias = layer.router.bias.unwrap();
     assert!(!bias.val().is_require_grad());
     assert_eq!(floats(bias.val()), [0.0; 8]);

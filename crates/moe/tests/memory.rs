@@ -4,7 +4,7 @@
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Tensor};
 use comm::{CommError, Communicator, FirstError, SequenceRanks, TensorParallel};
-use moe::{ExpertParallel, MoeConfig, MoeLayer, Overflow};
+use moe::{ExpertParallel, MoeConfig, Overflow};
 use test_kit::memory::{Counting, held, largest_block, most_held, restart};
 use test_kit::on_ranks;
 
@@ -50,7 +50,7 @@ fn peak(training: bool, max_rank_load: f64) -> Peak {
             Param::initialized(ParamId::new(), if training { value.require_grad() } else { value })
         }
         let floats = |values: Vec<f32>| Tensor::<1>::from_floats(values.as_slice(), &device);
-        let mut layer = MoeLayer::new(D, &config, &device);
+        let mut layer = config.init(D, &device);
         // Expert i prefers element i, and token i is element i % 4, so a quarter of the tokens prefers each expert.
         let likes = floats((0..D * RANKS).map(|i| f32::from(i / RANKS == i % RANKS)).collect());
         let tokens = floats((0..ROWS * D).map(|i| f32::from(i / D % RANKS == i % D)).collect());
@@ -95,7 +95,7 @@ fn block_of_routing(config: &MoeConfig, t: usize) -> usize {
     let config = config.clone();
     let of_ranks = on_ranks(RANKS, move |comm| {
         let device = Device::flex().autodiff();
-        let mut layer = MoeLayer::new(8, &config, &device);
+        let mut layer = config.init(8, &device);
         let likes: Vec<f32> = (0..8 * config.num_experts).map(|i| ((i * i) % 17) as f32 / 17.0).collect();
         let likes = Tensor::<1>::from_floats(likes.as_slice(), &device).reshape([8, config.num_experts]);
         layer.router.proj.weight = Param::initialized(ParamId::new(), likes.require_grad());

@@ -26,7 +26,7 @@ fn config() -> MoeConfig {
 /// Makes a layer of tracked parameters, the same on every rank; every token chooses `favourite`.
 fn layer(config: &MoeConfig, favourite: Option<usize>) -> MoeLayer {
     let device = Device::flex().autodiff();
-    let mut layer = MoeLayer::new(D, config, &device);
+    let mut layer = config.init(D, &device);
     let (e, h) = (config.num_experts, config.moe_intermediate_size);
     fn param<const N: usize>(seed: u64, shape: [usize; N]) -> Param<Tensor<N>> {
         Param::initialized(ParamId::new(), random_tensor(seed, shape, &Device::flex().autodiff()).require_grad())

@@ -11,7 +11,7 @@ const NOISE: NoiseKey = NoiseKey { key: 9, first_row: 3 };
 /// Makes a layer of tracked parameters, the same on every rank.
 fn layer(config: &MoeConfig, d: usize) -> MoeLayer {
     let device = Device::flex().autodiff();
-    let mut layer = MoeLayer::new(d, config, &device);
+    let mut layer = config.init(d, &device);
     let (e, h) = (config.num_experts, config.moe_intermediate_size);
     fn param<const N: usize>(seed: u64, shape: [usize; N]) -> Param<Tensor<N>> {
         Param::initialized(ParamId::new(), random_tensor(seed, shape, &Device::flex().autodiff()).require_grad())

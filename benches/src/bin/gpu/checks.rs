@@ -12,7 +12,7 @@ use moe::kernels::grouped_gemm::{Tier, force_tier, grouped_gemm, rows_gradient, 
 use moe::kernels::permute::{permute, unpermute};
 use moe::kernels::reroute::{RerouteRule, reroute};
 use moe::kernels::route::{GateRule, Noise, SelectRule, count, gates, scores, select};
-use moe::{MoeConfig, MoeLayer, ScoreFunc};
+use moe::{MoeConfig, ScoreFunc};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs a part in this process and prints a line for each result. Returns whether all are correct.
@@ -265,7 +265,7 @@ impl Check {
         let router: Vec<f32> = (0..d * e).map(|i| if i / e == i % e { 4.0 } else { 0.0 }).collect();
         let run = |device: &Device, dtype| {
             let device = device.clone().autodiff();
-            let mut layer = MoeLayer::new(d, &config, &device);
+            let mut layer = config.init(d, &device);
             layer.router.proj.weight = Param::from_tensor(tensor(&router, [d, e], dtype, &device));
             let stack = |seed, shape| Param::from_tensor(Numbers(seed).tensor::<3>(shape, 0.125, dtype, &device));
             layer.experts.gate_proj = stack(62, [e, d, h]);

@@ -6,7 +6,7 @@ use crate::report::{Record, Report, dtype_name};
 use crate::timer::{finite, seconds};
 use burn::module::Param;
 use burn::tensor::Device;
-use moe::{MoeConfig, MoeLayer};
+use moe::MoeConfig;
 
 /// Measures every model's experts of one rank as a separate layer, with fewer and with more rows.
 pub fn measure(device: &Device, sizes: &Sizes, report: &mut Report) {
@@ -14,7 +14,7 @@ pub fn measure(device: &Device, sizes: &Sizes, report: &mut Report) {
     for model in &sizes.models {
         let (e, Model { top_k: k, d, h, .. }) = (model.local_experts(), *model);
         let config = MoeConfig { num_experts: e, top_k: k, moe_intermediate_size: h, ..MoeConfig::default() };
-        let mut layer = MoeLayer::new(d, &config, &device);
+        let mut layer = config.init(d, &device);
         // About 1 / sqrt(d).
         let scale = 0.5f32.powi((d.ilog2() / 2) as i32);
         let stack = |seed, shape| Param::from_tensor(Numbers(seed).tensor::<3>(shape, scale, dtype, &device));

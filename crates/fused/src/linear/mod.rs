@@ -17,6 +17,7 @@ mod cube;
 mod flex;
 mod rows;
 
+use crate::backend::has_kernels;
 use crate::check::Call;
 #[cfg(feature = "cubecl")]
 use crate::cube::specs::spec;
@@ -32,9 +33,12 @@ pub use rows::{Again, Rows};
 /// # Panics
 /// If the arguments do not have these shapes and one type (f32, bf16 or f16), or if a width is 0.
 pub fn linear<const D: usize>(x: impl Into<Rows<D>>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
-    let Rows { x, again } = x.into();
+    let (call, Rows { x, again }) = (Call("linear"), x.into());
+    if !has_kernels(&x.device()) {
+        return composed(call, x, weight, bias, false);
+    }
     let op = |x, weight, bias| Dispatch::fused_linear(x, weight, bias, false, again);
-    by_rows(Call("linear"), x, weight, bias, false, op)
+    by_rows(call, x, weight, bias, false, op)
 }
 
 /// Computes `x W^T`: `[.., from]` to `[.., to]`, with `W: [to, from]`, such as a head that is the token embedding. `W`
@@ -43,8 +47,12 @@ pub fn linear<const D: usize>(x: impl Into<Rows<D>>, weight: Tensor<2>, bias: Op
 /// # Panics
 /// If the arguments do not have these shapes and one type (f32, bf16 or f16), or if a width is 0.
 pub fn linear_transposed<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor<D> {
+    let call = Call("linear_transposed");
+    if !has_kernels(&x.device()) {
+        return composed(call, x, weight, None, true);
+    }
     let op = |x, weight, bias| Dispatch::fused_linear(x, weight, bias, true, None);
-    by_rows(Call("linear_transposed"), x, weight, None, true, op)
+    by_rows(call, x, weight, None, true, op)
 }
 
 /// Computes `gelu(x W + b)` in one pass, with the shapes of [`linear`]; see [`gelu`](crate::gelu). The backward keeps
@@ -71,6 +79,9 @@ pub fn linear_add<const D: usize>(
     let call = Call("linear_add");
     call.dtype("residual", residual.dtype(), x.dtype());
     call.shape("residual", residual.dims(), check(call, &x, &weight, bias.as_ref(), false));
+    if !has_kernels(&x.device()) {
+        return composed(call, x, weight, bias, false) + residual;
+    }
     let residual = to_rows(residual).into_dispatch();
     by_rows(call, x, weight, bias, false, |x, weight, bias| Dispatch::fused_linear_add(x, weight, bias, residual))
 }
@@ -88,6 +99,26 @@ fn by_rows<const D: usize>(
     let bias = bias.unwrap_or_else(|| Tensor::empty([0], (&x.device(), x.dtype())));
     let y = op(to_rows(x).into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
     from_rows(Tensor::from_dispatch(y), shape)
+}
+
+/// The product on a backend without kernels, composed of Burn's operations. The tape keeps `x`.
+fn composed<const D: usize>(
+    call: Call,
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    transposed: bool,
+) -> Tensor<D> {
+    let shape = check(call, &x, &weight, bias.as_ref(), transposed);
+    if shape.contains(&0) {
+        return Tensor::zeros(shape, (&x.device(), x.dtype())); // NdArray's product divides by the number of rows
+    }
+    let y = to_rows(x).matmul(if transposed { weight.transpose() } else { weight });
+    let y = match bias {
+        Some(bias) => y + bias.unsqueeze(),
+        None => y,
+    };
+    from_rows(y, shape)
 }
 
 /// Checks the arguments; returns the shape of `x W + b`.

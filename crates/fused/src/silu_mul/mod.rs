@@ -11,12 +11,14 @@ mod autodiff;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
+use crate::backend::has_kernels;
 use crate::check::Call;
+use crate::precision::widened;
 use crate::slices::{contiguous, float, slice};
 use crate::with_float;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, activation};
 use cpu::math::{TASK, over_rows, sigmoid};
 use cpu::{Element, Pieces, team, vectorised, written};
 use std::mem::MaybeUninit;
@@ -30,6 +32,10 @@ pub fn silu_mul<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     call.float("gate", gate.dtype());
     call.dtype("up", up.dtype(), gate.dtype());
     call.shape("up", up.dims(), gate.dims());
+    if !has_kernels(&gate.device()) {
+        let dtype = gate.dtype();
+        return (activation::silu(widened(gate)) * widened(up)).cast(dtype);
+    }
     Tensor::from_dispatch(Dispatch::fused_silu_mul(gate.into_dispatch(), up.into_dispatch()))
 }
 

@@ -269,6 +269,7 @@ pub const CASES: &[Case] = &[
 
 /// Public functions without arguments that could have a wrong shape, and why.
 pub const WITHOUT: &[(&str, &str)] = &[
+    ("has_kernels", "a device"),
     ("DropoutKey::derive", "numbers"),
     ("DropoutKey::at_row", "numbers"),
     ("DropoutKey::at_index", "numbers"),

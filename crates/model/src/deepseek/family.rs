@@ -3,6 +3,7 @@
 use super::{cost, hf, parameters};
 use crate::cost::{Flops, Workload};
 use crate::family::{Family, HuggingFace, Size};
+use crate::layers::mixture::validate_moe;
 use crate::{DeepSeekConfig, Initial, ParameterSpec};
 use fsdp::{CallBytes, CallTraffic};
 use moe::MoeConfig;
@@ -67,7 +68,7 @@ impl Family for DeepSeekFamily<'_> {
                  model.first_k_dense_replace={layers})"
             ));
         }
-        if self.has_experts { self.moe.validate() } else { Ok(()) }
+        if self.has_experts { validate_moe(&self.moe) } else { Ok(()) }
     }
 
     fn parameter_count(&self) -> f64 {

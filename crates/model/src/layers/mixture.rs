@@ -14,6 +14,11 @@ pub(crate) fn swiglu(name: &str, d: usize, h: usize) -> [ParameterSpec; 3] {
     ]
 }
 
+/// [`MoeConfig::validate`] with the fields as keys of the section `moe`.
+pub(crate) fn validate_moe(moe: &MoeConfig) -> Result<(), String> {
+    moe.validate().map_err(|error| error.in_section("moe"))
+}
+
 /// The number of parameters of a [`MoeLayer`](moe::MoeLayer) of width `d`, in floating point so that it cannot
 /// overflow.
 pub(crate) fn mixture_count(d: f64, moe: &MoeConfig) -> f64 {

@@ -42,7 +42,7 @@ impl Mlp {
 
     /// Experts.
     pub(crate) fn experts(d: usize, moe: &MoeConfig, device: &Device) -> Self {
-        Self::Moe(MoeLayer::new(d, moe, device))
+        Self::Moe(moe.init(d, device))
     }
 
     /// The layer of experts, if it is one.

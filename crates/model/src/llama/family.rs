@@ -3,7 +3,7 @@
 use super::{cost, hf, parameters};
 use crate::cost::{Flops, Workload};
 use crate::family::{Family, HuggingFace, Size};
-use crate::layers::mixture::mixture_count;
+use crate::layers::mixture::{mixture_count, validate_moe};
 use crate::{Initial, LlamaConfig, ParameterSpec};
 use fsdp::{CallBytes, CallTraffic};
 use moe::MoeConfig;
@@ -66,7 +66,7 @@ impl Family for LlamaFamily<'_> {
                  {num_experts: 8}`), or remove the list"
                     .into(),
             ),
-            moe => moe.map_or(Ok(()), MoeConfig::validate),
+            moe => moe.map_or(Ok(()), validate_moe),
         }
     }
 

@@ -136,7 +136,7 @@ pub const CASES: &[Case] = &[
     }),
     ("MoeLayer::update_bias_from", |draw| {
         let config = MoeConfig { num_experts: 6, selection_bias: true, bias_update_speed: 0.5, ..MoeConfig::default() };
-        let (mut layer, assigned) = (MoeLayer::new(4, &config, &Device::flex()), draw.plain([6], DType::F32));
+        let (mut layer, assigned) = (config.init(4, &Device::flex()), draw.plain([6], DType::F32));
         layer.update_bias_from(assigned);
         draw.output(layer.router.bias.expect("it is kept").val(), [6]);
     }),
@@ -159,7 +159,10 @@ pub const WITHOUT: &[(&str, &str)] = &[
     ("tile_rows", "any tensor of the device"),
     ("gathered_rows", "rows that another rank's shape is checked with, in comm"),
     ("NoiseKey::derive", "numbers"),
+    ("MoeConfig::new", "numbers"),
     ("MoeConfig::validate", "numbers, with errors of their own"),
+    ("MoeConfig::init", "numbers, with errors of their own"),
+    ("ConfigError::in_section", "a name"),
     ("MoeConfig::candidates", "numbers"),
     ("MoeConfig::capacity", "numbers"),
     ("Experts::hold", "a path"),
@@ -168,7 +171,6 @@ pub const WITHOUT: &[(&str, &str)] = &[
     ("SwiGlu::forward_add_over", "of ranks: SwiGlu::forward_add where there is one, else tests/parallel.rs"),
     ("Router::holds_bias", "a path"),
     ("Router::new", "numbers"),
-    ("MoeLayer::new", "numbers"),
     ("MoeLayer::forward_over", "of ranks: what MoeLayer::forward calls"),
     ("MoeLayer::evaluate_over", "of ranks: what MoeLayer::evaluate calls"),
     ("ExpertParallel::new", "of ranks"),
@@ -242,7 +244,7 @@ fn config(draw: &mut Draw) -> MoeConfig {
 fn layer(draw: &mut Draw) -> (MoeLayer, Tensor<3>) {
     let [b, t, d] = [draw.size(3), draw.size(4), draw.size(5)];
     let config = config(draw);
-    (MoeLayer::new(d, &config, &Device::flex()).no_grad(), draw.plain([b, t, d], DType::F32))
+    (config.init(d, &Device::flex()).no_grad(), draw.plain([b, t, d], DType::F32))
 }
 
 /// Checks the statistics of a layer of 6 experts for `b` sequences.

@@ -1,6 +1,7 @@
 //! Import of DeepSeek's `config.json`.
 
 use crate::hf::{Folder, HfError};
+use crate::layers::mixture::validate_moe;
 use crate::{DeepSeekConfig, YarnConfig};
 use moe::{MoeConfig, ScoreFunc};
 use serde::Deserialize;
@@ -91,7 +92,7 @@ pub fn config(folder: &Folder) -> Result<(DeepSeekConfig, MoeConfig), HfError> {
     let moe = moe_config(folder, &json)?;
     folder.check_sizes(&model)?;
     folder.check_sizes(&moe)?;
-    model.validate().and_then(|()| moe.validate()).map_err(|reason| folder.config_error(reason))?;
+    model.validate().and_then(|()| validate_moe(&moe)).map_err(|reason| folder.config_error(reason))?;
     Ok((model, moe))
 }
 

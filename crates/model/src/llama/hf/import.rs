@@ -3,6 +3,7 @@
 use super::rope;
 use crate::LlamaConfig;
 use crate::hf::{Folder, HfError};
+use crate::layers::mixture::validate_moe;
 use moe::{MoeConfig, ScoreFunc};
 use serde::Deserialize;
 use std::collections::BTreeSet;
@@ -81,7 +82,7 @@ pub(crate) fn config(folder: &Folder) -> Result<(LlamaConfig, Option<MoeConfig>)
     };
     folder.check_sizes(&model)?;
     moe.as_ref().map_or(Ok(()), |moe| folder.check_sizes(moe))?;
-    let valid = model.validate().and_then(|()| moe.as_ref().map_or(Ok(()), MoeConfig::validate));
+    let valid = model.validate().and_then(|()| moe.as_ref().map_or(Ok(()), validate_moe));
     valid.map_err(|reason| folder.config_error(reason))?;
     if moe.is_some() {
         model.mlp_only_layers = dense_layers(folder, &json)?; // listed when the number of layers is known to be small

@@ -30,10 +30,11 @@ use burn::backend::tensor::IntTensor;
 use burn::backend::{Backend, Dispatch, Flex, backend_extension};
 #[cfg(feature = "cubecl")]
 use burn::tensor::DType;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use fused::check::Call;
 #[cfg(feature = "cubecl")]
 use fused::cube::specs::spec;
+use fused::has_kernels;
 use fused::slices::{contiguous, slice};
 
 /// Which assignments of a group come first.
@@ -127,6 +128,10 @@ pub fn dispatch(experts_kn: Tensor<2, Int>, rule: DispatchRule) -> Dispatched {
     call.that(rule.layout != Layout::Sorted { tile: 0 }, "tiles of 0 rows");
     let rows = rule.rows(n, k);
     call.that(rows <= i32::MAX as usize, format_args!("a layout of {rows} rows, which an i32 does not count"));
+    let device = experts_kn.device();
+    if !has_kernels(&device) {
+        return dispatch(experts_kn.to_device(&Device::flex()), rule).to_device(&device);
+    }
     let experts = experts_kn.into_dispatch();
     let (row_of, assignment_of, expert_offsets, kept) = Dispatch::moe_dispatch(experts, rule);
     Dispatched {
@@ -134,6 +139,17 @@ pub fn dispatch(experts_kn: Tensor<2, Int>, rule: DispatchRule) -> Dispatched {
         assignment_of_r: Tensor::from_dispatch(assignment_of),
         expert_offsets: Tensor::from_dispatch(expert_offsets),
         kept_e: Tensor::from_dispatch(kept),
+    }
+}
+
+impl Dispatched {
+    fn to_device(self, device: &Device) -> Self {
+        Self {
+            row_of_kn: self.row_of_kn.to_device(device),
+            assignment_of_r: self.assignment_of_r.to_device(device),
+            expert_offsets: self.expert_offsets.to_device(device),
+            kept_e: self.kept_e.to_device(device),
+        }
     }
 }
 

@@ -19,6 +19,7 @@
 //! matrix.
 
 mod autodiff;
+mod composed;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
@@ -34,6 +35,7 @@ use cpu::{Element, written};
 use fused::check::Call;
 #[cfg(feature = "cubecl")]
 use fused::cube::specs::spec;
+use fused::has_kernels;
 use fused::slices::{contiguous, float, slice};
 use fused::with_float;
 use std::mem::MaybeUninit;
@@ -50,6 +52,9 @@ use std::mem::MaybeUninit;
 pub fn grouped_gemm(x_rp: Tensor<2>, weight_epq: Tensor<3>, expert_offsets: &Tensor<1, Int>) -> Tensor<2> {
     let [_, p, _] = weight_epq.dims();
     check(Call("grouped_gemm"), ("x", &x_rp, p), &weight_epq, expert_offsets);
+    if !has_kernels(&x_rp.device()) {
+        return composed::grouped_gemm(x_rp, weight_epq, expert_offsets);
+    }
     let expert_offsets = expert_offsets.clone().into_dispatch();
     Tensor::from_dispatch(Dispatch::moe_grouped_gemm(
         x_rp.into_dispatch(),
@@ -67,6 +72,9 @@ pub fn grouped_gemm(x_rp: Tensor<2>, weight_epq: Tensor<3>, expert_offsets: &Ten
 pub fn rows_gradient(d_y_rq: Tensor<2>, weight_epq: Tensor<3>, expert_offsets: &Tensor<1, Int>) -> Tensor<2> {
     let [_, _, q] = weight_epq.dims();
     check(Call("rows_gradient"), ("d_y", &d_y_rq, q), &weight_epq, expert_offsets);
+    if !has_kernels(&d_y_rq.device()) {
+        return composed::grouped_gemm(d_y_rq.inner(), weight_epq.inner().swap_dims(1, 2), expert_offsets);
+    }
     let (d_y, weight) = (d_y_rq.inner().into_dispatch(), weight_epq.inner().into_dispatch());
     Tensor::from_dispatch(Dispatch::moe_grouped_gemm(d_y, weight, expert_offsets.clone().inner().into_dispatch(), true))
 }
@@ -87,6 +95,9 @@ pub fn weight_gradient(x_rp: Tensor<2>, d_y_rq: Tensor<2>, expert_offsets: &Tens
         expert_offsets.dims()[0] > 1,
         format_args!("expert_offsets has shape {:?}, expected experts", expert_offsets.dims()),
     );
+    if !has_kernels(&x_rp.device()) {
+        return composed::weight_gradient(x_rp.inner(), d_y_rq.inner(), expert_offsets);
+    }
     let (x, d_y) = (x_rp.inner().into_dispatch(), d_y_rq.inner().into_dispatch());
     Tensor::from_dispatch(Dispatch::moe_grouped_gemm_weight(x, d_y, expert_offsets.clone().inner().into_dispatch()))
 }
@@ -202,7 +213,7 @@ fn check_expert_offsets(expert_offsets: &[i32], r: usize) {
 /// The number of rows to which segments are padded on the device of `x`, so that no tile of a GPU kernel is half empty.
 pub fn tile_rows<const D: usize>(x: &Tensor<D>) -> usize {
     #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
-    if x.clone().inner().try_into_primitive::<burn::backend::Flex>().is_err() {
+    if x.clone().inner().try_into_primitive::<burn::backend::Flex>().is_err() && has_kernels(&x.device()) {
         return cube::TILE;
     }
     let _ = x;

@@ -21,6 +21,7 @@
 //! Sums are in f32 and rounded once; gates and their gradient are f32.
 
 mod autodiff;
+mod composed;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
@@ -34,6 +35,7 @@ use cpu::{Element, written};
 use fused::check::Call;
 #[cfg(feature = "cubecl")]
 use fused::cube::specs::spec;
+use fused::has_kernels;
 use fused::slices::{contiguous, float, slice};
 use fused::with_float;
 use rayon::prelude::*;
@@ -48,6 +50,9 @@ pub fn permute(x_nd: Tensor<2>, to: &Dispatched) -> Tensor<2> {
     let (call, [n, _], [k, _]) = (Call("permute"), x_nd.dims(), to.row_of_kn.dims());
     check(call, ("x", &x_nd), to);
     call.shape("to.row_of", to.row_of_kn.dims(), [k, n]);
+    if !has_kernels(&x_nd.device()) {
+        return composed::permute(x_nd, to);
+    }
     let (assignment_of, row_of) = (to.assignment_of_r.clone().into_dispatch(), to.row_of_kn.clone().into_dispatch());
     Tensor::from_dispatch(Dispatch::moe_permute(x_nd.into_dispatch(), assignment_of, row_of))
 }
@@ -63,6 +68,9 @@ pub fn unpermute(y_rd: Tensor<2>, gates_kn: Tensor<2>, from: &Dispatched) -> Ten
     call.shape("y", [r, d], [from.assignment_of_r.dims()[0], d]);
     call.dtype("gates", gates_kn.dtype(), DType::F32);
     call.shape("gates", gates_kn.dims(), from.row_of_kn.dims());
+    if !has_kernels(&y_rd.device()) {
+        return composed::unpermute(y_rd, gates_kn, from);
+    }
     let (assignment_of, row_of) =
         (from.assignment_of_r.clone().into_dispatch(), from.row_of_kn.clone().into_dispatch());
     Tensor::from_dispatch(Dispatch::moe_unpermute(

@@ -16,6 +16,7 @@
 pub(crate) mod cube;
 
 use super::dispatch::Order;
+use super::elsewhere::on_cpu;
 use super::route::check_assignments;
 use super::slices::{dims, int};
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
@@ -27,6 +28,7 @@ use burn::tensor::{Int, Tensor};
 use fused::check::Call;
 #[cfg(feature = "cubecl")]
 use fused::cube::specs::spec;
+use fused::has_kernels;
 use fused::slices::{contiguous, slice};
 
 /// How [`reroute`] places assignments.
@@ -54,6 +56,9 @@ pub fn reroute(candidates_cn: Tensor<2, Int>, rule: RerouteRule) -> Tensor<2, In
     check_assignments(call, "candidates", &candidates_cn, rule.groups);
     let enough = (1..=shape[0]).contains(&rule.top_k);
     call.that(enough, format_args!("candidates has shape {shape:?}, expected {} choices of each token", rule.top_k));
+    if !has_kernels(&candidates_cn.device()) {
+        return on_cpu(candidates_cn, |candidates_cn| reroute(candidates_cn, rule));
+    }
     Tensor::from_dispatch(Dispatch::moe_reroute(candidates_cn.into_dispatch(), rule))
 }
 

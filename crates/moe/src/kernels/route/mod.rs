@@ -17,17 +17,20 @@
 //! ```
 
 mod autodiff;
+mod composed;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 mod flex;
 
+use super::elsewhere::on_cpu;
 use crate::ScoreFunc;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, backend_extension};
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use fused::check::Call;
 #[cfg(feature = "cubecl")]
 use fused::cube::specs::{spec, statistic};
+use fused::has_kernels;
 use rayon::prelude::*;
 
 /// How experts are chosen by their scores.
@@ -79,6 +82,9 @@ pub struct GateRule {
 /// If the logits are not f32, or if there are no experts.
 pub fn scores(logits_ne: Tensor<2>, func: ScoreFunc) -> Tensor<2> {
     check_scores(Call("scores"), "logits", &logits_ne);
+    if !has_kernels(&logits_ne.device()) {
+        return composed::scores(logits_ne, func);
+    }
     Tensor::from_dispatch(Dispatch::moe_scores(logits_ne.into_dispatch(), func))
 }
 
@@ -99,8 +105,12 @@ pub fn select(scores_ne: Tensor<2>, bias_e: Tensor<1>, rule: SelectRule) -> Tens
     call.that(groups, format_args!("{topk_group} of {n_group} groups of {e} experts"));
     let noise = n == 0 || rule.noise.is_none_or(|noise| noise.seq_len > 0);
     call.that(noise, "noise in sequences of 0 tokens");
-    let (scores, bias) = (scores_ne.inner().into_dispatch(), bias_e.inner().into_dispatch());
-    Tensor::from_dispatch(Dispatch::moe_select(scores, bias, rule))
+    let (scores_ne, bias_e) = (scores_ne.inner(), bias_e.inner());
+    let (device, cpu) = (scores_ne.device(), Device::flex());
+    if !has_kernels(&device) {
+        return select(scores_ne.to_device(&cpu), bias_e.to_device(&cpu), rule).to_device(&device);
+    }
+    Tensor::from_dispatch(Dispatch::moe_select(scores_ne.into_dispatch(), bias_e.into_dispatch(), rule))
 }
 
 /// Returns the weights `[k, n]` of the chosen experts; 0 if `experts_kn` is -1.
@@ -113,6 +123,9 @@ pub fn gates(scores_ne: Tensor<2>, experts_kn: Tensor<2, Int>, rule: GateRule) -
     check_scores(call, "scores", &scores_ne);
     call.dtype("experts", experts_kn.dtype(), DType::I32);
     call.shape("experts", experts_kn.dims(), [k, n]);
+    if !has_kernels(&scores_ne.device()) {
+        return composed::gates(scores_ne, experts_kn, rule);
+    }
     Tensor::from_dispatch(Dispatch::moe_gates(scores_ne.into_dispatch(), experts_kn.into_dispatch(), rule))
 }
 
@@ -124,6 +137,9 @@ pub fn gates(scores_ne: Tensor<2>, experts_kn: Tensor<2, Int>, rule: GateRule) -
 /// range.
 pub fn count(experts_kn: Tensor<2, Int>, groups: usize, e: usize) -> Tensor<2, Int> {
     check_assignments(Call("count"), "experts", &experts_kn, groups);
+    if !has_kernels(&experts_kn.device()) {
+        return on_cpu(experts_kn, |experts_kn| count(experts_kn, groups, e));
+    }
     Tensor::from_dispatch(Dispatch::moe_count(experts_kn.into_dispatch(), groups, e))
 }
 
