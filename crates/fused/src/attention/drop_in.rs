@@ -17,7 +17,6 @@ use burn::tensor::{Bool, DType, Tensor};
 /// | `is_causal` | `false`, or at least as many keys as queries | fewer keys than queries |
 /// | `scale` | positive, or `None` | 0 or less |
 /// | dtype | f32, bf16, f16 | others |
-/// | shapes | no dimension of 0 | a dimension of 0 |
 ///
 /// Fused calls never hold all scores in memory, neither in the forward nor in the backward, copy no input whose last
 /// dimension is contiguous and return a view. Other calls go to Burn's function, with keys and values copied for each
@@ -30,7 +29,8 @@ use burn::tensor::{Bool, DType, Tensor};
 /// `is_causal`, the last query sees all keys.
 ///
 /// # Panics
-/// If `query`, `key` and `value` do not have these shapes and one dtype, and where Burn's function panics.
+/// If `query`, `key` and `value` do not have these shapes and one dtype, if a dimension is 0, and where Burn's function
+/// panics.
 ///
 /// # Example
 ///
@@ -55,15 +55,20 @@ pub fn attention(
 ) -> Tensor<4> {
     let (call, [b, heads, _, d], [_, kv_heads, s, _], [.., dv]) =
         (Call("attention"), query.dims(), key.dims(), value.dims());
+    [("query", query.dims()), ("key", key.dims()), ("value", value.dims())]
+        .iter()
+        .for_each(|(name, dims)| call.not_empty(name, dims));
     call.dtype("key", key.dtype(), query.dtype());
     call.dtype("value", value.dtype(), query.dtype());
     call.shape("key", key.dims(), [b, kv_heads, s, d]);
     call.shape("value", value.dims(), [b, kv_heads, s, dv]);
-    let grouped = heads == kv_heads || heads.checked_rem(kv_heads) == Some(0);
-    call.that(grouped, format_args!("query has {heads} heads, expected a multiple of the {kv_heads} of key and value"));
+    call.that(
+        heads.is_multiple_of(kv_heads),
+        format_args!("query has {heads} heads, expected a multiple of the {kv_heads} of key and value"),
+    );
     let scale = options.scale.unwrap_or_else(|| (d as f64).sqrt().recip());
     let plain = mask.is_none() && attn_bias.is_none() && options.softcap.is_none() && scale > 0.0;
-    match offset(&query, &value, options.is_causal).filter(|_| plain) {
+    match offset(&query, &key, options.is_causal).filter(|_| plain) {
         Some(offset) => causal_attention(query, key, value, scale, offset, None).swap_dims(1, 2),
         None => {
             let [key, value] = [key, value].map(|tensor| for_each_query_head(tensor, heads));
@@ -74,10 +79,9 @@ pub fn attention(
 
 /// The offset with which [`causal_attention`] takes these inputs, if it does. Without a causal mask, it lets the first
 /// query see all keys.
-fn offset(q: &Tensor<4>, v: &Tensor<4>, is_causal: bool) -> Option<usize> {
-    let ([b, heads, t, d], [_, _, s, dv]) = (q.dims(), v.dims());
-    let float = matches!(q.dtype(), DType::F32 | DType::BF16 | DType::F16);
-    if !float || [b, heads, t, d, s, dv].contains(&0) {
+fn offset(q: &Tensor<4>, k: &Tensor<4>, is_causal: bool) -> Option<usize> {
+    let ([_, _, t, _], [_, _, s, _]) = (q.dims(), k.dims());
+    if !matches!(q.dtype(), DType::F32 | DType::BF16 | DType::F16) {
         return None;
     }
     if is_causal { s.checked_sub(t) } else { Some(s - 1) }

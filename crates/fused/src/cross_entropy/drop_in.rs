@@ -85,6 +85,7 @@ impl LinearCrossEntropy {
         targets_n: Tensor<1, Int>,
         transposed: bool,
     ) -> Tensor<1> {
+        call.index("targets", targets_n.dtype());
         let n = x_nd.dims()[0] as f64;
         let pads = self.pad_tokens.iter().map(|token| targets_n.clone().equal_scalar(*token as i64));
         let targets = match pads.reduce(|pads, pad| pads.bool_or(pad)) {

@@ -151,7 +151,7 @@ pub const CASES: &[Case] = &[
         let q = draw.float([b, group * kv_heads, t, d]);
         let (k, v) = (draw.float([b, kv_heads, s, d]), draw.float([b, kv_heads, s, dv]));
         let options = AttentionModuleOptions { is_causal: draw.coin(), ..options };
-        let [b, heads, t, _] = q.dims();
+        let ([b, heads, t, _], [.., dv]) = (q.dims(), v.dims());
         draw.output(fused::attention(q, k, v, None, None, options), [b, heads, t, dv]);
     }),
     ("causal_attention", |draw| {
