@@ -16,6 +16,6 @@ if ! cargo "+$toolchain" miri --version >/dev/null 2>&1; then
 fi
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/miri MIRIFLAGS="-Zmiri-disable-isolation ${MIRIFLAGS:-}"
 # The profile of `cpu` has no checks, for speed.
-checked=(--config profile.dev.package.cpu.debug-assertions=true --config profile.dev.package.cpu.overflow-checks=true)
+checked=(--config profile.dev.package.kiln-cpu.debug-assertions=true --config profile.dev.package.kiln-cpu.overflow-checks=true)
 cargo "+$toolchain" miri test --locked "${checked[@]}" --package kiln-cpu --lib --test memory
 cargo "+$toolchain" miri test --locked --package kiln-checkpoint --lib region

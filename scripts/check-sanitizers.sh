@@ -29,8 +29,8 @@ done
 [[ ${#tools[@]} -gt 0 ]] || tools=(address thread memcheck)
 
 # Level 3 may remove a faulty access before a tool sees it.
-checked=(--config profile.dev.package.cpu.debug-assertions=true --config profile.dev.package.cpu.overflow-checks=true
-    --config profile.dev.package.cpu.opt-level=1)
+checked=(--config profile.dev.package.kiln-cpu.debug-assertions=true --config profile.dev.package.kiln-cpu.overflow-checks=true
+    --config profile.dev.package.kiln-cpu.opt-level=1)
 of_cpu=(test --locked "${checked[@]}" --package kiln-cpu --lib --test memory)
 host=$(rustc -vV | sed -n 's/^host: //p')
 instrumented_std=()

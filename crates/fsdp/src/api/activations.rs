@@ -144,7 +144,7 @@ impl Tensors {
 
     /// Returns the same values outside of any graph.
     pub(crate) fn detached(&self) -> Self {
-        self.clone().map(|any| each!(any, x => x.inner()))
+        self.clone().map(|any| each!(any, x => x.without_autodiff()))
     }
 
     /// Returns the gradients of leaves; those on which nothing depends are zeros.

@@ -205,9 +205,11 @@ impl Output {
 
     /// Returns the same values outside of any graph.
     pub fn detached(&self) -> Output {
-        let inner = |aux: &Option<Tensor<1>>| aux.clone().map(Tensor::inner);
+        let inner = |aux: &Option<Tensor<1>>| aux.clone().map(Tensor::without_autodiff);
         match self {
-            Self::Loss(Loss { loss, aux }) => Self::Loss(Loss { loss: loss.clone().inner(), aux: inner(aux) }),
+            Self::Loss(Loss { loss, aux }) => {
+                Self::Loss(Loss { loss: loss.clone().without_autodiff(), aux: inner(aux) })
+            }
             Self::Activation(activation) => {
                 Self::Activation(Activation { x: activation.x.detached(), aux: inner(&activation.aux) })
             }

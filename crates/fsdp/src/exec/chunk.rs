@@ -118,7 +118,7 @@ impl<B> Runner<'_, B> {
     ) -> Result<Option<Tensors>, FsdpError> {
         self.run(calls, x, losses, |runner, i, weights, x| {
             let bound = runner.unit(i).bind(&weights, false);
-            let output = runner.calls[i].run(|member| bound.module(member), x, batch);
+            let output = runner.calls[i].run(|member| bound.module(member), x, batch).detached();
             look(i, &output);
             output
         })
@@ -181,7 +181,7 @@ impl<B> Runner<'_, B> {
     fn run_and_save(&self, i: usize, weights: Weights, x: Option<Tensors>, batch: &B) -> (Saved, Output) {
         if self.recomputes(i) {
             let bound = self.unit(i).bind(&weights, false);
-            let output = self.calls[i].run(|member| bound.module(member), x.clone(), batch);
+            let output = self.calls[i].run(|member| bound.module(member), x.clone(), batch).detached();
             let weights = (!self.reshards_after_forward(i)).then_some(weights);
             let held = self.plan.ledger.hold(Category::Activations, x.as_ref().map_or(0, Tensors::bytes));
             return (Saved::Input { x, weights, held }, output);

@@ -57,6 +57,8 @@ pub struct Fsdp<B> {
     shape: Option<Box<ShapeOf<B>>>,
     config: FsdpConfig,
     loss_scale: LossScaling,
+    /// Number of steps, without skipped ones.
+    optimizer_steps: u64,
     watch: Option<Box<Watch>>,
 }
 
@@ -97,8 +99,10 @@ impl<B: 'static> Fsdp<B> {
     /// Every rank must create them with the same values.
     ///
     /// # Errors
-    /// Returns an error if the calls are not one first call, any number of others and one last call, if the first
-    /// call's unit has no parameters, if options conflict, if the ranks' values differ, or if a rank fails.
+    /// Returns an error if the calls are not one first call, any number of others and one last call, if a call does not
+    /// take what the one before it returns, if the first call's unit has no parameters, if all parameters are frozen, if
+    /// a module has buffers, or random layers that would be recomputed, if options conflict, if the ranks' values differ,
+    /// or if a rank fails.
     pub fn new(units: Units<B>, comm: Communicator, config: FsdpConfig) -> Result<Self, FsdpError> {
         Self::sharded(units, comm, config, true)
     }
@@ -164,6 +168,7 @@ impl<B: 'static> Fsdp<B> {
             shape,
             config,
             loss_scale,
+            optimizer_steps: 0,
             watch: None,
         })
     }

@@ -77,14 +77,14 @@ struct Step<'a> {
 }
 
 impl<B: 'static> Units<B> {
-    /// Forecasts the memory of a rank that has made a step, from shapes alone. Memory at rest is exact; activations are
-    /// those given in `run`.
+    /// Forecasts the memory of a rank that has made a step, from shapes alone. Memory at rest is exact with Kiln's AdamW;
+    /// activations are those given in `run`.
     ///
     /// # Errors
     /// Returns the errors of [`Fsdp::new`](crate::Fsdp::new) that need no values.
     pub fn forecast(self, config: &FsdpConfig, run: ForecastRun) -> Result<Forecast, FsdpError> {
         let Shapes { units, calls, stages, model } = Shapes::new(self, config, run.world_size, run.rank)?;
-        let call = |ShapeCall { unit, functions, is_mine }: ShapeCall| {
+        let call = |ShapeCall { unit, functions, is_mine, .. }: ShapeCall| {
             let merged = run.calls.get(functions).unwrap_or_default();
             let bytes = CallBytes {
                 input: merged.first().map_or(0, |first| first.input),

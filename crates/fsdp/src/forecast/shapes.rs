@@ -41,6 +41,8 @@ pub(crate) struct Class {
 pub(crate) struct ShapeCall {
     pub unit: usize,
     pub functions: Range<usize>,
+    /// The ranks of the tensors that it returns.
+    pub returns: Vec<usize>,
     pub is_mine: bool,
 }
 
@@ -86,7 +88,8 @@ impl Shapes {
         let call = |(i, call): (usize, &crate::api::call::Call<B>)| {
             end += call.functions();
             let is_mine = owners.as_ref().is_none_or(|owners| owners[i] == rank);
-            ShapeCall { unit: call.unit, functions: end - call.functions()..end, is_mine }
+            let functions = end - call.functions()..end;
+            ShapeCall { unit: call.unit, functions, returns: call.returns().to_vec(), is_mine }
         };
         let calls = calls.iter().enumerate().map(call).collect();
         Ok(Self { units, calls, stages, model })
@@ -133,7 +136,7 @@ impl Class {
         }
     }
 
-    /// Returns the bytes of the optimizer's moments.
+    /// Returns the bytes of the moments of Kiln's AdamW. Optimizers of Burn may keep less or more.
     pub fn moments(&self) -> usize {
         if self.is_trained { 2 * self.shard } else { 0 }
     }

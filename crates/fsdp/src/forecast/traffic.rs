@@ -66,8 +66,8 @@ pub struct Share {
     pub received: BTreeMap<&'static str, usize>,
 }
 
-/// Bytes of an activation's shape in flight: three 64-bit numbers.
-const HEADER: usize = 3 * 8;
+/// Bytes of one dimension of an activation's shape in flight.
+const SIZE: usize = 8;
 
 impl<B: 'static> Units<B> {
     /// Returns what a rank shares with each of its groups, from shapes alone; groups of one rank are left out.
@@ -209,10 +209,10 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Returns the bytes that call `i` sends on, including the header.
+    /// Returns the bytes that call `i` sends on, including their shapes.
     fn output(&self, i: usize) -> usize {
         let last = self.functions(self.shapes.calls[i].functions.clone()).last();
-        HEADER + last.map_or(0, |call| call.output)
+        SIZE * self.shapes.calls[i].returns.iter().sum::<usize>() + last.map_or(0, |call| call.output)
     }
 
     fn functions(&self, range: Range<usize>) -> &'a [CallTraffic] {

@@ -246,11 +246,6 @@ impl FlatShard {
         self.unit_stages.tie.filter(|_| self.unit_stages.is_here)
     }
 
-    /// Returns the number of steps that the optimizer has made.
-    pub fn optimizer_steps(&self) -> u64 {
-        self.optimizer.steps()
-    }
-
     /// Discards the accumulated gradient.
     pub fn skip(&mut self) {
         (self.gradient, self.whole_gradient, self.partial) = (None, None, None);
@@ -277,7 +272,7 @@ impl FlatShard {
         if self.holds_master(&replica) {
             self.master = Counted::free_of_charge(replica.tensor.clone().slice(self.range()));
         }
-        self.replica = Some(replica);
+        (self.replica, self.is_changed) = (Some(replica), false);
     }
 
     /// Returns whether the master is a part of the replica and takes no memory of its own, as in fp32.

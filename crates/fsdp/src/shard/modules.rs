@@ -58,6 +58,7 @@ pub(crate) struct Wrapped<B> {
 pub(crate) fn wrap<B>(mut model: Units<B>, config: &FsdpConfig) -> Result<Wrapped<B>, FsdpError> {
     check_roles(&model.roles)?;
     check_activations(&model)?;
+    model.units.iter().try_for_each(|unit| check_names(&**unit))?;
     model.units.iter().try_for_each(|unit| check_layers(&**unit, config))?;
     check_trained(&model.units)?;
     let min_params = match config.wrap {
@@ -121,7 +122,7 @@ fn check_activations<B>(model: &Units<B>) -> Result<(), FsdpError> {
     let wrong = |pair: &&[Call<B>]| pair[0].returns() != pair[1].takes();
     match model.calls.windows(2).find(wrong) {
         Some([before, after]) => Err(FsdpError::Calls(format!(
-            "the call of {} takes tensors of {:?} dimensions, and that of {} before it returns {:?}",
+            "the call of {} takes tensors of rank {:?}, and the call of {} before it returns rank {:?}",
             name(after),
             after.takes(),
             name(before),
@@ -138,6 +139,16 @@ fn check_trained(units: &[Box<dyn AnyUnit>]) -> Result<(), FsdpError> {
     }
 }
 
+/// Refuses names that checkpoints need for themselves.
+fn check_names(unit: &dyn AnyUnit) -> Result<(), FsdpError> {
+    match unit.params().into_iter().find(|param| param.name.contains('@')) {
+        Some(param) => {
+            Err(FsdpError::Config(format!("the parameter {} has an `@` in its name: rename it", param.name)))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Refuses layers whose forward would silently compute something else than on one device.
 fn check_layers(unit: &dyn AnyUnit, config: &FsdpConfig) -> Result<(), FsdpError> {
     let name = |path: &String| format!("{}.{path}", unit.name());
@@ -150,9 +161,10 @@ fn check_layers(unit: &dyn AnyUnit, config: &FsdpConfig) -> Result<(), FsdpError
     match unit.random_layers().iter().map(name).next() {
         Some(layer) if config.activation_checkpointing != ActivationCheckpointing::None => {
             Err(FsdpError::Config(format!(
-                "{layer} draws random numbers, and the recomputation of its forward would draw others: take activation \
-                checkpointing `none`, freeze the layer, or take a dropout that computes its numbers from a key, as \
-                `fused` has it"
+                "{layer} may draw random numbers, and the recomputation of its forward would draw different ones: take \
+                activation checkpointing `none`, or a dropout that computes its numbers from a key, such as \
+                `fused::dropout`; if its probability is 0, turn it off with \
+                `module.freeze_group(ParamGroup::from_predicate(\"dropout\"))`"
             )))
         }
         _ => Ok(()),

@@ -151,11 +151,6 @@ impl ShardOptimizer {
         Ok(())
     }
 
-    /// Returns the number of steps made.
-    pub fn steps(&self) -> u64 {
-        self.steps
-    }
-
     /// Counts the states' bytes once there are states.
     fn hold(&mut self) {
         if self.held.is_none() && self.steps > 0 {
@@ -218,6 +213,8 @@ impl Stepper {
         };
         let OptimizerState { mut tensors, numbers } = values;
         match self {
+            // Saved before its first step, or frozen: it starts anew.
+            Self::Fused { .. } if tensors.is_empty() => {}
             Self::Fused { state, .. } => {
                 let mut moment = |name| {
                     let values = tensors.remove(name).ok_or_else(|| missing(name))?;
@@ -226,7 +223,6 @@ impl Stepper {
                 let (mean, square) = (moment(MOMENTS[0])?, moment(MOMENTS[1])?);
                 *state = Some(AdamWState { mean, square, steps: i32::try_from(steps).unwrap_or(i32::MAX) });
             }
-            // A stateless optimizer has nothing to load.
             Self::Burn { .. } if tensors.is_empty() && numbers.is_empty() => {}
             Self::Burn { optimizer, state } => {
                 let scalars = numbers.into_iter().map(|(name, number)| (name, number.scalar())).collect();

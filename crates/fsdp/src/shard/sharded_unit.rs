@@ -1,7 +1,7 @@
 //! A unit at rest: its parameters by class, each class kept by its own group of ranks.
 
 use crate::api::bound::Value;
-use crate::api::inspect::ModuleParam;
+use crate::api::inspect::{ModuleParam, NamedShape};
 use crate::api::units::{Initializer, Kept, ValuesFrom};
 use crate::groups::comm_thread::{CommStreams, Pending};
 use crate::groups::plan::{Class, Plan, UnitStages};
@@ -155,6 +155,11 @@ impl ShardedUnit {
         Ok(self.modules.bind(&mut self.gather_values(streams)?.into_iter(), false))
     }
 
+    /// Returns the names and shapes of the whole parameters in visiting order.
+    pub fn params(&self) -> Vec<NamedShape> {
+        self.modules.params().into_iter().map(ModuleParam::named_shape).collect()
+    }
+
     /// Returns the names of the parameters in visiting order.
     pub fn parameter_names(&self) -> Vec<String> {
         self.modules.params().into_iter().map(|param| param.name).collect()
@@ -289,11 +294,6 @@ impl ShardedUnit {
     /// set afterwards.
     pub fn load_state(&mut self, steps: u64, read: &mut ReadPart) -> Result<(), FsdpError> {
         self.classes.iter_mut().try_for_each(|class| class.load_state(steps, read))
-    }
-
-    /// Returns the number of steps that the optimizer has made.
-    pub fn optimizer_steps(&self) -> u64 {
-        self.classes.iter().map(FlatShard::optimizer_steps).max().unwrap_or(0)
     }
 
     /// Discards the accumulated gradient.

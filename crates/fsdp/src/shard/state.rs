@@ -155,16 +155,20 @@ impl ShardValues {
         Ok(())
     }
 
-    /// Returns the state of a range of the shard, in which padding is 0; `None` if all of it is padding.
+    /// Returns the state of a range of the shard; `None` if all of it is padding. Padding is 0, and so is the state of
+    /// parameters that were frozen when it was saved.
     ///
     /// # Errors
     /// If its parts have states of different kinds.
     pub fn state_in(&self, range: &Range<usize>) -> Result<Option<OptimizerState<Vec<f32>>>, FsdpError> {
         let mut states = self.states.iter().filter(|(_, at, _)| range.contains(at)).peekable();
         let Some((first, _, like)) = states.peek() else { return Ok(None) };
+        let is_empty = |state: &OptimizerState<Vec<f32>>| state.tensors.is_empty() && state.numbers.is_empty();
+        let (first, like) =
+            states.clone().find(|(.., state)| !is_empty(state)).map_or((first, like), |(name, _, state)| (name, state));
         let zeros = |name: &String| (name.clone(), vec![0.0; range.len()]);
         let mut tensors: BTreeMap<_, _> = like.tensors.keys().map(zeros).collect();
-        for (name, at, state) in states.clone() {
+        for (name, at, state) in states.filter(|(.., state)| !is_empty(state)) {
             if !(state.tensors.keys().eq(like.tensors.keys()) && state.numbers == like.numbers) {
                 return Err(FsdpError::State(format!(
                     "{first} and {name} were saved with different optimizers, and have the same one now: give the \

@@ -70,7 +70,9 @@ impl<B: 'static> Backward<'_, B> {
 
     /// Replaces the gradients that this rank holds by those that `change` returns. It is called with each part of a
     /// trained parameter and its gradient: the mean over the global batch, flat, in fp32, before clipping. Copies of a
-    /// part on several ranks must be changed alike. This is a collective: every rank calls it.
+    /// part on several ranks must be changed alike. Gradients that are not finite are not passed; the step is then
+    /// skipped. The division by the number of micro-batches and ranks rounds, so even an unchanged gradient may differ in
+    /// its last bit. This is a collective: every rank calls it.
     ///
     /// # Errors
     /// Returns an error if a rank fails.

@@ -3,8 +3,8 @@
 use super::{Fsdp, Unloaded};
 use crate::shard::pieces::{pieces, read_part};
 use crate::shard::state::{LossScale, Progress};
-use crate::{FsdpError, State};
-use checkpoint::{Checkpoint, CheckpointError, Folder, Index, Written, write_rank};
+use crate::{FsdpError, Part};
+use checkpoint::{Checkpoint, CheckpointError, Folder, Index, Parameter, Written, write_rank};
 use std::path::{Path, PathBuf};
 
 impl<B: 'static> Fsdp<B> {
@@ -16,19 +16,24 @@ impl<B: 'static> Fsdp<B> {
     /// Returns an error on every rank if one cannot write its part, or if a parameter is not finite.
     pub fn save(&self, run: impl AsRef<Path>, step: u64) -> Result<PathBuf, FsdpError> {
         let folder = Folder::of_run(run.as_ref());
-        let (rank, State { parts, progress, .. }) = (self.world.rank(), self.state());
-        let loss_scale = progress.loss_scale;
+        let (rank, Progress { optimizer_steps, loss_scale }) = (self.world.rank(), self.progress());
         let index = Index {
             step,
             world_size: self.world.world_size(),
             strategy: self.config.strategy.name().into(),
-            optimizer_steps: progress.optimizer_steps,
+            optimizer_steps,
             loss_scale: loss_scale.map(|LossScale { factor, good_steps }| checkpoint::LossScale { factor, good_steps }),
             ..Index::default()
         };
-        let begun = if rank == 0 { folder.begin(&index, &[]) } else { Ok(()) };
-        self.all(begun)?;
-        self.all(write_rank(&folder.partial(step), rank, pieces(parts), &Written::default()))?;
+        let begin = || {
+            // What a killed process may have left would be taken for a part of this checkpoint.
+            if folder.partial(step).exists() {
+                folder.discard(step)?
+            }
+            folder.begin(&index, &[])
+        };
+        self.all(if rank == 0 { begin() } else { Ok(()) })?;
+        self.all(write_rank(&folder.partial(step), rank, pieces(self.parts()), &Written::default()))?;
         let completed = if rank == 0 { folder.complete(step).map(drop) } else { Ok(()) };
         self.all(completed)?;
         Ok(folder.step(step))
@@ -42,7 +47,7 @@ impl<B: 'static> Fsdp<B> {
         let of_ranks = self.all_reduce(&of_ranks)?;
         mine?;
         match of_ranks.iter().position(|failed| *failed > 0.0) {
-            Some(rank) => Err(FsdpError::State(format!("rank {rank} could not write its part of the checkpoint"))),
+            Some(rank) => Err(FsdpError::State(format!("rank {rank} could not write to the checkpoint"))),
             None => Ok(()),
         }
     }
@@ -60,6 +65,14 @@ impl<B: 'static> Unloaded<B> {
         let loss_scale =
             loss_scale.map(|checkpoint::LossScale { factor, good_steps }| LossScale { factor, good_steps });
         let progress = Progress { optimizer_steps: *optimizer_steps, loss_scale };
-        self.load_state(progress, &mut |part| read_part(&checkpoint, part).map_err(|error| error.to_string()))
+        // With the states of optimizers, which are stored as further parameters.
+        let parameter = |(name, shape)| Parameter { name, shape };
+        let states = checkpoint.index().parameters.iter().filter(|parameter| parameter.name.contains('@'));
+        let of_model = self.0.units.iter().flat_map(|unit| unit.params()).map(parameter);
+        checkpoint.expect(&of_model.chain(states.cloned()).collect::<Vec<_>>())?;
+        let read = &mut |part: &Part| read_part(&checkpoint, part).map_err(|error| error.to_string());
+        let fsdp = self.load_state(progress, read)?;
+        fsdp.all_reduce(&[0.0])?; // an error on one rank is an error on all
+        Ok(fsdp)
     }
 }

@@ -2,13 +2,13 @@
 
 use super::Fsdp;
 use crate::shard::sharded_unit::ShardedUnit;
-use crate::shard::state::{Progress, ReadPart, State};
+use crate::shard::state::{Progress, ReadPart, State, StatePart};
 use crate::{Copies, FsdpConfig, FsdpError, Units};
 use comm::Communicator;
 
 /// One rank's part of a model that resumes from a saved state: sharded, without any values. You can only
 /// [load](Self::load_state) it.
-pub struct Unloaded<B>(Fsdp<B>);
+pub struct Unloaded<B>(pub(super) Fsdp<B>);
 
 impl<B: 'static> Unloaded<B> {
     /// Shards `units` as [`Fsdp::new`] does. A module with lazily initialized values never creates them, and nothing is
@@ -35,6 +35,7 @@ impl<B: 'static> Unloaded<B> {
             unit.set_replicas(replicas);
         }
         fsdp.loss_scale.resume(progress.loss_scale);
+        fsdp.optimizer_steps = progress.optimizer_steps;
         Ok(fsdp)
     }
 
@@ -45,15 +46,22 @@ impl<B: 'static> Unloaded<B> {
 }
 
 impl<B: 'static> Fsdp<B> {
-    /// Returns this rank's part of the run's state between steps. It makes no copy: the tensors share memory with the
-    /// model until the next step.
+    /// Returns this rank's part of the run's state between steps. Parameters and the moments of Kiln's AdamW are not
+    /// copied: the tensors share memory with the model until the next step. States of Burn's optimizers are copied to
+    /// the host.
     pub fn state(&self) -> State {
-        let optimizer_steps = self.units.iter().map(ShardedUnit::optimizer_steps).max().unwrap_or(0);
-        let progress = Progress { optimizer_steps, loss_scale: self.loss_scale.state() };
-        State { parts: self.units.iter().flat_map(ShardedUnit::state).collect(), progress, copies: self.copies() }
+        State { parts: self.parts(), progress: self.progress(), copies: self.copies() }
     }
 
-    /// Returns the shards that other ranks hold too, without copying them.
+    pub(super) fn parts(&self) -> Vec<StatePart> {
+        self.units.iter().flat_map(ShardedUnit::state).collect()
+    }
+
+    pub(super) fn progress(&self) -> Progress {
+        Progress { optimizer_steps: self.optimizer_steps, loss_scale: self.loss_scale.state() }
+    }
+
+    /// Returns the shards that other ranks hold too.
     fn copies(&self) -> Copies {
         Copies(self.units.iter().flat_map(ShardedUnit::copies).collect())
     }

@@ -49,6 +49,7 @@ impl<B: 'static> Backward<'_, B> {
             false => Some(fsdp.locate_non_finite(micro_batches, on_device.as_ref())?),
         };
         let skipped = overflow || non_finite.is_some();
+        fsdp.optimizer_steps += u64::from(!skipped);
         match (skipped, is_ahead) {
             (true, true) => fsdp.units.iter_mut().for_each(ShardedUnit::take_step_back),
             (true, false) => fsdp.units.iter_mut().for_each(ShardedUnit::skip),

@@ -61,9 +61,13 @@ impl FlatShard {
         })
     }
 
-    /// Replaces this rank's gradient, part by part. `change` gets it divided by `count`.
+    /// Replaces this rank's gradient, part by part; `change` gets it divided by `count`. A gradient that is not finite
+    /// stays, so that the step is skipped.
     pub fn map_gradient(&mut self, count: f64, change: &mut dyn FnMut(&Part, Tensor<1>) -> Tensor<1>) {
         let Some(Counted { tensor, .. }) = &self.gradient else { return };
+        if !fused::sum_of_squares(tensor.clone()).is_finite() {
+            return;
+        }
         let (start, mut all) = (self.range().start, tensor.clone());
         for (part, at) in self.parts(self.range()) {
             let range = at - start..at - start + part.range.len();
@@ -78,6 +82,7 @@ impl FlatShard {
         if !self.unit_stages.is_here {
             return;
         }
+        self.is_changed = true; // on every rank, which gather the replica together
         let (param, held) = (&self.layout.params()[i], self.range());
         let len = self.params[i].shape.iter().product::<usize>();
         assert_eq!(delta.len(), len, "{}: a delta of another length", param.name);
@@ -90,7 +95,6 @@ impl FlatShard {
                 self.master.tensor.clone(),
                 param.offset + part.start - held.start..param.offset + part.end - held.start,
             );
-            self.is_changed = true;
             self.master.tensor = master.clone().slice_assign([range.clone()], master.slice([range]) + delta);
         }
     }
