@@ -5,7 +5,10 @@ use half::{bf16, f16};
 use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde::de::value::MapDeserializer;
 use serde_json::Value;
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::io;
@@ -121,6 +124,33 @@ impl Folder {
     /// An error about `config.json`.
     pub fn config_error(&self, reason: impl Into<String>) -> HfError {
         HfError::Format { path: self.path.join("config.json"), reason: reason.into() }
+    }
+
+    /// The values of the keys of `config.json`, or of the section of it at the path `of`. An error names the key.
+    pub(crate) fn keys<T: DeserializeOwned>(&self, json: &Value, of: &str) -> Result<T, HfError> {
+        let Some(object) = json.as_object() else {
+            let what = if of.is_empty() { String::new() } else { format!("{of} ") };
+            return Err(self.config_error(format!("{what}is not an object with keys and values")));
+        };
+        let (mut entries, last) = (object.iter(), Cell::new(None));
+        let entries = std::iter::from_fn(|| {
+            let entry = entries.next();
+            last.set(entry.map(|(key, _)| key));
+            entry.map(|(key, value)| (key.as_str(), value))
+        });
+        let read = T::deserialize(MapDeserializer::<_, serde_json::Error>::new(entries));
+        read.map_err(|error| {
+            let reason = error.to_string();
+            let reason = reason
+                .replace("expected usize", "expected a whole number")
+                .replace("expected f64", "expected a number");
+            // serde names a key only if it is missing, which it finds after the last one.
+            self.config_error(match last.get() {
+                Some(key) if of.is_empty() => format!("{key}: {reason}"),
+                Some(key) => format!("{of}.{key}: {reason}"),
+                None => reason,
+            })
+        })
     }
 
     /// Rejects a `copy` of a tensor that exists but is not equal to the original.
