@@ -176,6 +176,29 @@ impl Folder {
         there.map(read).collect()
     }
 
+    /// The tokens that end a text: `eos_token_id` of `generation_config.json`, else of `config.json`.
+    ///
+    /// # Errors
+    /// If `generation_config.json` cannot be read, or the value is neither a token nor a list of tokens.
+    pub fn end_of_text(&self) -> Result<Vec<u32>, HfError> {
+        let path = self.path.join("generation_config.json");
+        let generation = if path.is_file() { read_json(&path)? } else { Value::Null };
+        let (path, id) = match &generation["eos_token_id"] {
+            Value::Null => (self.path.join("config.json"), &self.config["eos_token_id"]),
+            id => (path, id),
+        };
+        let ids = match id {
+            Value::Null => return Ok(vec![]),
+            Value::Array(ids) => &ids[..],
+            id => std::slice::from_ref(id),
+        };
+        let token = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
+        ids.iter().map(token).collect::<Option<_>>().ok_or_else(|| {
+            let reason = format!("eos_token_id is {id}: it is the number of a token, or a list of such numbers");
+            HfError::Format { path, reason }
+        })
+    }
+
     /// Whether the folder contains a tensor with this name.
     pub fn has(&self, name: &str) -> bool {
         self.stored(name).is_ok()
