@@ -8,9 +8,9 @@
 #
 # The stable toolchain includes the sanitizers' runtimes. Without the component rust-src the standard library is not
 # instrumented: errors inside its compiled code go unseen, and ThreadSanitizer does not see that a thread which waited
-# for one of its locks holds it. It then reports races on what the lock guards: 41 reports for `cpu`, all behind
-# a lock or a channel of the standard library (rayon's sleep and latches, the test harness, `Crew`'s state). In that
-# case only `check-loom.sh` can tell whether the thread team is correct. memcheck needs valgrind, which has no AVX-512.
+# for one of its locks holds it. It then reports races on what the lock guards: dozens of them for `cpu`, all behind a
+# lock or a channel of the standard library (rayon's sleep and latches, the test harness, `Crew`'s state). In that case
+# only `check-loom.sh` can tell whether the thread team is correct. memcheck needs valgrind, which has no AVX-512.
 # It finds reads of uninitialized memory, which none of these sanitizers does.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,8 +1,9 @@
 //! What a run must know of a model before it exists.
 //!
-//! A family is a folder: `config` (shape and limits), the modules, `parameters`, `family` (this trait), `units` (the
-//! calls of a forward), `cost` (what the calls cost) and `hf` (Hugging Face's names). A new family adds its folder, and
-//! a variant of [`ModelConfig`](crate::ModelConfig) and [`AnyModel`](crate::AnyModel).
+//! A family is a folder: `config` (shape and limits), the modules, `parameters`, `decoder` (the calls of a forward, and
+//! generation: [`Decoder`](crate::Decoder)), `family` (this trait), `cost` (what the calls cost) and `hf` (Hugging
+//! Face's names). A new family adds its folder, and a variant of [`ModelConfig`](crate::ModelConfig) and
+//! [`AnyModel`](crate::AnyModel).
 
 use crate::Initial;
 use crate::cost::{Flops, Workload};

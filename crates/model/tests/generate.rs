@@ -199,7 +199,7 @@ fn gpt2(n_layer: usize, n_embd: usize, n_positions: usize) -> Gpt2 {
 }
 
 fn how(max_new_tokens: usize, window: usize, sampling: Sampling) -> Generation {
-    Generation { max_new_tokens, window, stop: None, sampling }
+    Generation { max_new_tokens, window, stop: vec![], sampling }
 }
 
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: None, top_p: None, seed: 0 };
@@ -269,7 +269,7 @@ fn a_stop_token_or_the_callback_ends_a_sequence_and_no_other() {
     let stop = whole[1][4];
     let until = |new: &[u32]| new.iter().take_while(|token| **token != stop).copied().collect::<Vec<_>>();
     let mut seen = vec![vec![]; 3];
-    let options = Generation { stop: Some(stop), ..how(10, 99, GREEDY) };
+    let options = Generation { stop: vec![stop], ..how(10, 99, GREEDY) };
     let found = model::generate(&*model, &prompts, &options, &Device::flex(), &mut |sequence, token| {
         seen[sequence].push(token);
         if sequence == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -289,7 +289,7 @@ fn with_drafts_a_text_is_the_same_as_without() {
         let model = pretrained.model.predicts_ahead().expect("a model with multi-token prediction");
         for (window, sampling) in [(1, GREEDY), (2, GREEDY), (7, sampling), (99, GREEDY), (99, sampling)] {
             let mut options = how(40, window, sampling);
-            for stop in [None, Some(run(model, &prompts, &options)[1][20])] {
+            for stop in [vec![], vec![run(model, &prompts, &options)[1][20]]] {
                 options.stop = stop;
                 let expected = run(model, &prompts, &options);
                 let mut seen = vec![vec![]; prompts.len()];

@@ -211,7 +211,7 @@ fn a_deepseek_of_ours_has_the_same_logits_after_export() {
     for moe in [v3, v2, grouped, limited] {
         let (model, folder) = (DeepSeek::init(&config, &moe, 5, &Device::flex()), tempfile::tempdir().unwrap());
         let path = folder.path().join("x");
-        let options = ExportOptions { end_of_text: Some(7), ..ExportOptions::default() };
+        let options = ExportOptions { end_of_text: &[7], ..ExportOptions::default() };
         write(&path, &*ModelConfig::DeepSeek(config.clone()).family(Some(&moe)), &values(&model), &options);
         assert_eq!(logits(&*load(&path)), logits(&model), "{moe:?}");
         for file in ["config.json", "generation_config.json"] {

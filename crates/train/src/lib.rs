@@ -26,6 +26,7 @@ mod copies;
 mod data_mark;
 mod device;
 mod dry_run;
+mod end_of_text;
 mod ending;
 mod epochs;
 mod error;

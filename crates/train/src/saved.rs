@@ -1,6 +1,7 @@
 //! A trained model from a checkpoint, whole and on one device.
 
 use crate::config::Config;
+use crate::end_of_text;
 use crate::error::TrainError;
 use crate::memory_check;
 use crate::resume;
@@ -137,6 +138,11 @@ impl Saved {
         }
         options.tokenizer = given.cloned();
         Ok(data::open(source, &options).map_err(TrainError::from)?)
+    }
+
+    /// The tokens that end a text: the tokenizer's, and others of an imported model.
+    pub fn end_of_text(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TrainError> {
+        Ok(end_of_text::of(&self.checkpoint, tokenizer)?)
     }
 
     /// Names and contents of the tokenizer's files; empty for a run on tokens alone.

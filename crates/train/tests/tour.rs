@@ -4,7 +4,7 @@ mod common;
 
 use common::{TINY, folder_with_text, metrics, program, run, succeed, values};
 use safetensors::SafeTensors;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
@@ -291,6 +291,29 @@ fn tensors(path: &Path) -> BTreeMap<String, Vec<f32>> {
     let bytes = fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     file.names().into_iter().map(|name| (name.to_string(), stored_floats(&file, name))).collect()
+}
+
+#[test]
+fn an_imported_model_ends_texts_at_any_of_its_tokens_for_that_also_when_trained_and_exported() {
+    let folder = folder_with_run();
+    let train = |args: &str| succeed(folder.path(), &args.split_whitespace().collect::<Vec<_>>()).0;
+    train("export run --out exported");
+    let read = |file: &str| -> Value { serde_json::from_slice(&fs::read(folder.path().join(file)).unwrap()).unwrap() };
+    let mut generation = read("exported/generation_config.json");
+    assert_eq!(generation["eos_token_id"], 0);
+    generation["eos_token_id"] = json!([b'.', b'!']);
+    fs::write(folder.path().join("exported/generation_config.json"), generation.to_string()).unwrap();
+    train("import --hf exported --out imported");
+    train("--resume imported --data text.txt --steps 1 --set train.seq_len=16 --set train.sample_tokens=0");
+    for run in ["imported@0", "imported"] {
+        let text = train(&format!("generate {run} --prompt wizards --tokens 60 --temperature 0 --json"));
+        let text: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(text["finish"], "end_of_text", "{run}: {text}");
+        assert!(!text["text"].as_str().unwrap().contains('.'), "{run}: {text}");
+    }
+    train("export imported --out again");
+    assert_eq!(read("again/generation_config.json")["eos_token_id"], json!([0, b'.', b'!']));
+    assert!(!folder.path().join("again/end_of_text.json").exists());
 }
 
 #[test]

@@ -4,13 +4,13 @@ mod absorbed;
 mod block;
 mod config;
 mod cost;
+mod decoder;
 mod family;
 pub(crate) mod hf;
 mod mla;
 mod mtp;
 mod parameters;
 mod speculative;
-mod units;
 
 pub use block::Block;
 pub use config::DeepSeekConfig;

@@ -61,7 +61,7 @@ pub fn generate_speculative(
             drafts.drafted += drafted.len();
             for (i, logits) in logits.iter().enumerate() {
                 let token = how.sampling.draw(logits, &mut rng);
-                if how.stop == Some(token) {
+                if how.stop.contains(&token) {
                     goes_on = false;
                     break;
                 }

@@ -16,8 +16,8 @@ pub struct Generation {
     pub max_new_tokens: usize,
     /// Maximum number of tokens the model attends to; capped at the model's context.
     pub window: usize,
-    /// The token that ends a sequence, such as `<|endoftext|>`; neither reported nor returned.
-    pub stop: Option<u32>,
+    /// The tokens that end a sequence, such as `<|endoftext|>`; neither reported nor returned.
+    pub stop: Vec<u32>,
     /// How tokens are drawn.
     pub sampling: Sampling,
 }
@@ -84,7 +84,7 @@ pub fn generate(
         let mut left = vec![];
         for (row, logits) in rows.iter_mut().zip(logits.chunks_exact(vocab)) {
             let token = how.sampling.draw(logits, &mut row.rng);
-            let goes_on = how.stop != Some(token) && {
+            let goes_on = !how.stop.contains(&token) && {
                 row.tokens.push(token);
                 on_token(row.sequence, token).is_continue() && row.tokens.len() - row.prompt < how.max_new_tokens
             };

@@ -23,7 +23,7 @@ struct Gpt2Json {
 }
 
 pub(crate) fn config(folder: &Folder) -> Result<Gpt2Config, HfError> {
-    let json = Gpt2Json::deserialize(folder.config()).map_err(|error| folder.config_error(error.to_string()))?;
+    let json: Gpt2Json = folder.keys(folder.config(), "")?;
     if let Some(other) = json.activation_function.filter(|name| name != "gelu_new") {
         return Err(folder.config_error(format!("activation_function \"{other}\" is not supported; gelu_new is")));
     }

@@ -2,10 +2,10 @@
 
 mod config;
 mod cost;
+mod decoder;
 mod family;
 pub(crate) mod hf;
 mod parameters;
-mod units;
 
 pub use config::Gpt2Config;
 pub(crate) use family::Gpt2Family;

@@ -5,7 +5,10 @@ use half::{bf16, f16};
 use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde::de::value::MapDeserializer;
 use serde_json::Value;
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::io;
@@ -123,6 +126,33 @@ impl Folder {
         HfError::Format { path: self.path.join("config.json"), reason: reason.into() }
     }
 
+    /// The values of the keys of `config.json`, or of the section of it at the path `of`. An error names the key.
+    pub(crate) fn keys<T: DeserializeOwned>(&self, json: &Value, of: &str) -> Result<T, HfError> {
+        let Some(object) = json.as_object() else {
+            let what = if of.is_empty() { String::new() } else { format!("{of} ") };
+            return Err(self.config_error(format!("{what}is not an object with keys and values")));
+        };
+        let (mut entries, last) = (object.iter(), Cell::new(None));
+        let entries = std::iter::from_fn(|| {
+            let entry = entries.next();
+            last.set(entry.map(|(key, _)| key));
+            entry.map(|(key, value)| (key.as_str(), value))
+        });
+        let read = T::deserialize(MapDeserializer::<_, serde_json::Error>::new(entries));
+        read.map_err(|error| {
+            let reason = error.to_string();
+            let reason = reason
+                .replace("expected usize", "expected a whole number")
+                .replace("expected f64", "expected a number");
+            // serde names a key only if it is missing, which it finds after the last one.
+            self.config_error(match last.get() {
+                Some(key) if of.is_empty() => format!("{key}: {reason}"),
+                Some(key) => format!("{of}.{key}: {reason}"),
+                None => reason,
+            })
+        })
+    }
+
     /// Rejects a `copy` of a tensor that exists but is not equal to the original.
     pub(crate) fn check_copy(&self, copy: &str, original: &str, shape: &[usize]) -> Result<(), HfError> {
         if !self.has(copy) || self.tensor(copy, shape)? == self.tensor(original, shape)? {
@@ -144,6 +174,29 @@ impl Folder {
             Ok((name.to_string(), bytes))
         };
         there.map(read).collect()
+    }
+
+    /// The tokens that end a text: `eos_token_id` of `generation_config.json`, else of `config.json`.
+    ///
+    /// # Errors
+    /// If `generation_config.json` cannot be read, or the value is neither a token nor a list of tokens.
+    pub fn end_of_text(&self) -> Result<Vec<u32>, HfError> {
+        let path = self.path.join("generation_config.json");
+        let generation = if path.is_file() { read_json(&path)? } else { Value::Null };
+        let (path, id) = match &generation["eos_token_id"] {
+            Value::Null => (self.path.join("config.json"), &self.config["eos_token_id"]),
+            id => (path, id),
+        };
+        let ids = match id {
+            Value::Null => return Ok(vec![]),
+            Value::Array(ids) => &ids[..],
+            id => std::slice::from_ref(id),
+        };
+        let token = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
+        ids.iter().map(token).collect::<Option<_>>().ok_or_else(|| {
+            let reason = format!("eos_token_id is {id}: it is the number of a token, or a list of such numbers");
+            HfError::Format { path, reason }
+        })
     }
 
     /// Whether the folder contains a tensor with this name.

@@ -13,6 +13,11 @@ pub use load::{Pretrained, Source, SourceOf, bind, names};
 
 use std::path::PathBuf;
 
+/// Whether transformers means SiLU by this name of an activation.
+pub(crate) fn is_silu(hidden_act: &str) -> bool {
+    matches!(hidden_act, "silu" | "swish")
+}
+
 /// Why a folder could not be read or written. Each message names the file, and the tensor or key if there is one.
 #[derive(Debug, thiserror::Error)]
 pub enum HfError {

@@ -3,10 +3,10 @@
 mod attention;
 mod config;
 mod cost;
+mod decoder;
 mod family;
 pub(crate) mod hf;
 mod parameters;
-mod units;
 
 pub use attention::LlamaAttention;
 pub use config::LlamaConfig;

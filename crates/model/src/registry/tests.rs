@@ -76,6 +76,20 @@ fn visited_of(model: &AnyModel) -> Vec<(String, Vec<usize>)> {
     }
 }
 
+/// What is made for each family, such as its part of the documentation, is made from these lists.
+#[test]
+fn every_type_of_model_is_in_all_lists_under_its_name_in_a_configuration() {
+    let families = ModelConfig::families();
+    let types: Vec<&str> = families.iter().map(|(model, _)| model.type_name()).collect();
+    assert_eq!(types, ModelConfig::TYPES, "`families` and `TYPES`");
+    for (model, _) in &families {
+        assert_eq!(serde_json::to_value(model).unwrap()["type"], model.type_name(), "`TYPES`");
+    }
+    let mut tested = models([1; 8], [true; 2], [None; 2], (1, 1)).map(|(model, _)| model.type_name()).to_vec();
+    tested.dedup();
+    assert_eq!(tested, ModelConfig::TYPES, "`models` of this file");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

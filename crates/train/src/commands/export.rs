@@ -3,6 +3,7 @@
 use super::values::at_least_1;
 use super::{NotNew, check_new, check_new_file};
 use crate::atomic_write::write_safetensors;
+use crate::end_of_text;
 use crate::error::TrainError;
 use crate::format::{count, human, human_count};
 use crate::saved::{Saved, SavedError};
@@ -81,9 +82,10 @@ fn huggingface(args: &ExportArgs, saved: &Saved, folder: &Path) -> Result<(), Ex
         DtypeArg::Bf16 => Dtype::BF16,
         DtypeArg::Fp16 => Dtype::F16,
     };
-    let tokenizer = saved.tokenizer_files()?;
-    let (begin_of_text, end_of_text) = ends_of_text(saved, &tokenizer);
-    let max_shard_bytes = args.max_shard_bytes as u64;
+    let mut tokenizer = saved.tokenizer_files()?;
+    tokenizer.retain(|(name, _)| name != end_of_text::FILE);
+    let (begin_of_text, end_of_text) = ends_of_text(saved, &tokenizer)?;
+    let (max_shard_bytes, end_of_text) = (args.max_shard_bytes as u64, &end_of_text[..]);
     let options = ExportOptions { dtype, max_shard_bytes, end_of_text, begin_of_text, tokenizer: &tokenizer };
     let summary = hf::export(folder, &*saved.config.family(), &options, |path| saved.parameter(path))?;
     let own = saved.checkpoint.index().parameters.iter().map(|one| one.shape.iter().product::<usize>()).sum();
@@ -101,14 +103,14 @@ fn huggingface(args: &ExportArgs, saved: &Saved, folder: &Path) -> Result<(), Ex
     Ok(())
 }
 
-/// The tokens that begin and end a text, if the tokenizer exists, can be opened, and has them.
-fn ends_of_text(saved: &Saved, files: &[(String, Vec<u8>)]) -> (Option<u32>, Option<u32>) {
-    let Ok(tokenizer) = saved.tokenizer(None) else { return (None, None) };
+/// The token that begins a text and those that end it, if the tokenizer exists, can be opened, and has them.
+fn ends_of_text(saved: &Saved, files: &[(String, Vec<u8>)]) -> Result<(Option<u32>, Vec<u32>), TrainError> {
+    let Ok(tokenizer) = saved.tokenizer(None) else { return Ok((None, vec![])) };
     let config = files.iter().find(|(name, _)| name == "tokenizer_config.json");
     let config: Value = config.and_then(|(_, bytes)| serde_json::from_slice(bytes).ok()).unwrap_or_default();
     let name = config["bos_token"].as_str().or(config["bos_token"]["content"].as_str());
     let begin = name.and_then(|name| tokenizer.encode(name).ok()).filter(|tokens| tokens.len() == 1);
-    (begin.map(|tokens| tokens[0]), tokenizer.eot())
+    Ok((begin.map(|tokens| tokens[0]), saved.end_of_text(&tokenizer)?))
 }
 
 /// A tensor that is read only when it is written.

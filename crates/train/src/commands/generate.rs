@@ -132,7 +132,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
     say_what_is_cut(&prompts, window);
     let prompts: Vec<_> = prompts.iter().flat_map(|prompt| vec![prompt.clone(); args.samples]).collect();
     let model = saved.model(&device)?;
-    let how = Generation { max_new_tokens: args.tokens, window, stop: tokenizer.eot(), sampling };
+    let how = Generation { max_new_tokens: args.tokens, window, stop: saved.end_of_text(&tokenizer)?, sampling };
 
     let streams = prompts.len() == 1 && !args.json;
     if streams {

@@ -2,6 +2,7 @@
 
 use crate::commands::{HfFolderError, NotNew, check_new, open_hf};
 use crate::config::{Config, LrSchedule, OptimConfig};
+use crate::end_of_text;
 use crate::error::TrainError;
 use crate::format::{count, human_count};
 use crate::hints;
@@ -66,11 +67,12 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
         );
     }
     config.train.seq_len = config.model.context().1.min(MAX_SEQ_LEN);
-    let tokenizer = folder.tokenizer_files()?;
+    let (mut tokenizer, end_of_text) = (folder.tokenizer_files()?, folder.end_of_text()?);
     if tokenizer.iter().any(|(name, _)| name == "tokenizer.json") {
         Tokenizer::open(&args.hf)?; // a damaged one could not be repaired in the checkpoint
     }
     if !tokenizer.is_empty() {
+        tokenizer.extend((!end_of_text.is_empty()).then(|| end_of_text::file(&end_of_text)));
         config.data.tokenizer =
             Some(TokenizerSpec::Path(std::path::absolute(run.tokenizer()).unwrap_or(run.tokenizer())));
     }

@@ -31,7 +31,7 @@ pub enum ConfigError {
     UnknownPreset {
         /// The name that was given.
         name: String,
-        /// The nearest name and all names.
+        /// The nearest name, all names, and the command for other models.
         hint: String,
     },
     /// Files inherit from each other in a circle.

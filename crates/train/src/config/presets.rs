@@ -44,7 +44,9 @@ pub fn preset(name: &str) -> Result<&'static Preset, ConfigError> {
         let names = || PRESETS.iter().map(|preset| preset.name);
         let near = preset_meant(name).map(|preset| preset.name).or_else(|| check::nearest(name, names()));
         let near = near.map_or(String::new(), |near| format!("did you mean `{near}`? "));
-        let hint = format!("{near}Presets: {}", names().collect::<Vec<_>>().join(", "));
+        let names = names().collect::<Vec<_>>().join(", ");
+        let import = "To train a model of Hugging Face, import it: train import --hf FOLDER --out RUN";
+        let hint = format!("{near}Presets: {names}. {import}");
         ConfigError::UnknownPreset { name: name.into(), hint }
     })
 }

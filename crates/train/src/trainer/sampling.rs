@@ -39,7 +39,7 @@ impl Trainer<'_> {
         let prompt = line.unwrap_or_else(|| vec![0]);
         let sampling = Sampling { temperature: 0.8, seed: config.train.seed, ..Sampling::default() };
         let (max_new_tokens, window) = (config.train.sample_tokens, config.train.seq_len);
-        let how = Generation { max_new_tokens, window, stop: None, sampling };
+        let how = Generation { max_new_tokens, window, stop: vec![], sampling };
         let stop = &self.job.stop;
         let mut on_token = |_, _| match stop.load(Ordering::Relaxed) {
             true => ControlFlow::Break(()),

@@ -81,5 +81,17 @@ const MODELS: &[Mistake] = &[
     ("Hugging Face's name", &[], "--model deepseek-ai/DeepSeek-V3", &["did you mean `deepseek-v3`?"]),
     ("Hugging Face's GPT-2", &[], "--model openai-community/gpt2", &["did you mean `gpt2-124m`?"]),
     ("a size by its letters", &[], "--model gpt2-xl", &["did you mean `gpt2-1558m`?"]),
+    (
+        "a family without a preset",
+        &[],
+        "--model mistral",
+        &["no preset `mistral`", "train import --hf FOLDER --out RUN"],
+    ),
+    (
+        "a model of the hub",
+        &[],
+        "--model meta-llama/Llama-3.2-1B",
+        &["no preset `meta-llama/Llama-3.2-1B`", "train import --hf FOLDER --out RUN"],
+    ),
     ("a base", &[("a.yaml", b"base: preset:GPT-2")], "--config a.yaml", &["did you mean `gpt2`?"]),
 ];

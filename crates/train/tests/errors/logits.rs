@@ -86,6 +86,22 @@ const MODEL_FOLDER: &[SpoiltModel] = &[
         &["model/config.json", "missing field `n_shared_experts`"],
     ),
     (
+        "a value of another type",
+        "qwen3",
+        |model| configure(model, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": \"2\""),
+        &["model/config.json: num_hidden_layers: invalid type: string \"2\", expected a whole number"],
+    ),
+    (
+        "a negative value in a section",
+        "llama-scaled-rope",
+        |model| configure(model, "\"original_max_position_embeddings\": ", "\"original_max_position_embeddings\": -"),
+        &[
+            "model/config.json: rope_",
+            ".original_max_position_embeddings: invalid value: integer `-",
+            "expected a whole number",
+        ],
+    ),
+    (
         "attention that is scaled by the layer",
         "gpt2-a",
         |model| configure(model, "\"n_embd\"", "\"scale_attn_by_inverse_layer_idx\": true, \"n_embd\""),

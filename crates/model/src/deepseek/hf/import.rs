@@ -1,6 +1,6 @@
 //! Import of DeepSeek's `config.json`.
 
-use crate::hf::{Folder, HfError};
+use crate::hf::{Folder, HfError, is_silu};
 use crate::layers::mixture::validate_moe;
 use crate::{DeepSeekConfig, YarnConfig};
 use moe::{MoeConfig, ScoreFunc};
@@ -86,7 +86,7 @@ pub fn config(folder: &Folder) -> Result<(DeepSeekConfig, MoeConfig), HfError> {
     if let Some(key) = REQUIRED.iter().chain(REQUIRED_V3.iter().filter(|_| v3)).find(|key| json.get(key).is_none()) {
         return Err(folder.config_error(format!("missing field `{key}`")));
     }
-    let json = DeepSeekJson::deserialize(json).map_err(|error| folder.config_error(error.to_string()))?;
+    let json: DeepSeekJson = folder.keys(&json, "")?;
     refuse_unsupported(folder, &json)?;
     let model = model_config(folder, &json)?;
     let moe = moe_config(folder, &json)?;
@@ -98,8 +98,8 @@ pub fn config(folder: &Folder) -> Result<(DeepSeekConfig, MoeConfig), HfError> {
 
 fn refuse_unsupported(folder: &Folder, json: &DeepSeekJson) -> Result<(), HfError> {
     let refuse = |what: String| Err(folder.config_error(format!("{what} is not supported")));
-    if json.hidden_act.as_deref().is_some_and(|act| act != "silu") {
-        return refuse(format!("hidden_act \"{}\"", json.hidden_act.as_deref().unwrap_or_default()));
+    if let Some(act) = json.hidden_act.as_deref().filter(|act| !is_silu(act)) {
+        return refuse(format!("hidden_act \"{act}\""));
     }
     if json.attention_bias || json.mlp_bias || json.tie_word_embeddings {
         return refuse("attention_bias, mlp_bias or tie_word_embeddings".into());

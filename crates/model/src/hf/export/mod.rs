@@ -22,9 +22,9 @@ pub struct ExportOptions<'a> {
     pub dtype: Dtype,
     /// Maximum bytes of tensors per file; a single larger tensor gets a file of its own.
     pub max_shard_bytes: u64,
-    /// The token that ends a text; `None` if the tokenizer has none.
-    pub end_of_text: Option<u32>,
-    /// The token that begins a text; defaults to the token that ends one.
+    /// The tokens that end a text, the tokenizer's first.
+    pub end_of_text: &'a [u32],
+    /// The token that begins a text; defaults to the first one that ends one.
     pub begin_of_text: Option<u32>,
     /// Names and contents of the tokenizer files to add to the folder.
     pub tokenizer: &'a [(String, Vec<u8>)],
@@ -33,8 +33,8 @@ pub struct ExportOptions<'a> {
 impl Default for ExportOptions<'_> {
     /// f32, 5 GB per file (the former default of transformers), no tokenizer.
     fn default() -> Self {
-        let tokenizer = &[];
-        Self { dtype: Dtype::F32, max_shard_bytes: 5_000_000_000, end_of_text: None, begin_of_text: None, tokenizer }
+        let (end_of_text, tokenizer) = (&[], &[]);
+        Self { dtype: Dtype::F32, max_shard_bytes: 5_000_000_000, end_of_text, begin_of_text: None, tokenizer }
     }
 }
 
@@ -72,8 +72,13 @@ pub fn export<E: Into<Box<dyn Error + Send + Sync>>>(
 ) -> Result<Summary, HfError> {
     let mut config = model.hugging_face().config()?;
     let name = options.dtype.name();
-    let begin = options.begin_of_text.or(options.end_of_text);
-    let tokens = json!({"bos_token_id": begin, "eos_token_id": options.end_of_text, "pad_token_id": null});
+    let begin = options.begin_of_text.or(options.end_of_text.first().copied());
+    let end = match options.end_of_text {
+        [] => Value::Null,
+        [one] => json!(one),
+        several => json!(several),
+    };
+    let tokens = json!({"bos_token_id": begin, "eos_token_id": end, "pad_token_id": null});
     for (key, value) in [("torch_dtype", json!(name)), ("dtype", json!(name))] {
         config[key] = value;
     }

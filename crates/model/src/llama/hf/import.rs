@@ -2,7 +2,7 @@
 
 use super::rope;
 use crate::LlamaConfig;
-use crate::hf::{Folder, HfError};
+use crate::hf::{Folder, HfError, is_silu};
 use crate::layers::mixture::validate_moe;
 use moe::{MoeConfig, ScoreFunc};
 use serde::Deserialize;
@@ -45,7 +45,7 @@ struct LlamaJson {
 
 /// Reads and validates `config.json`. Sizes are required; other keys that it lacks have transformers' defaults.
 pub(crate) fn config(folder: &Folder) -> Result<(LlamaConfig, Option<MoeConfig>), HfError> {
-    let json = LlamaJson::deserialize(folder.config()).map_err(|error| folder.config_error(error.to_string()))?;
+    let json: LlamaJson = folder.keys(folder.config(), "")?;
     refuse_unsupported(folder, &json)?;
     let kind = &json.model_type[..];
     let (theta, eps) = if kind == "mixtral" { (1e6, 1e-5) } else { (10000.0, 1e-6) };
@@ -92,7 +92,7 @@ pub(crate) fn config(folder: &Folder) -> Result<(LlamaConfig, Option<MoeConfig>)
 
 fn refuse_unsupported(folder: &Folder, json: &LlamaJson) -> Result<(), HfError> {
     let refuse = |what: String| Err(folder.config_error(format!("{what} is not supported")));
-    if let Some(act) = json.hidden_act.as_deref().filter(|act| *act != "silu") {
+    if let Some(act) = json.hidden_act.as_deref().filter(|act| !is_silu(act)) {
         return refuse(format!("hidden_act \"{act}\""));
     }
     // It adds a bias to the output projection too. Mistral and Mixtral have no such key.

@@ -41,13 +41,8 @@ pub(super) fn read(folder: &Folder, theta: f64, context: usize) -> Result<(f64, 
     let config = folder.config();
     let is_given = |key: &&str| !config[*key].is_null() && config[*key].as_object().is_none_or(|keys| !keys.is_empty());
     let section = ["rope_scaling", "rope_parameters"].into_iter().find(is_given);
-    let outer = OuterJson::deserialize(config).map_err(|error| folder.config_error(error.to_string()))?;
-    let json = match section {
-        Some(key) => {
-            RopeJson::deserialize(&config[key]).map_err(|error| folder.config_error(format!("{key}: {error}")))?
-        }
-        None => RopeJson::default(),
-    };
+    let outer: OuterJson = folder.keys(config, "")?;
+    let json = section.map_or(Ok(RopeJson::default()), |section| folder.keys(&config[section], section))?;
     let theta = json.rope_theta.or(outer.rope_theta).unwrap_or(theta);
     let original = outer.original_max_position_embeddings.or(json.original_max_position_embeddings);
     let rope_type = json.rope_type.as_deref().or(json.old_type.as_deref()).unwrap_or("default");

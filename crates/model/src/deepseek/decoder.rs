@@ -1,5 +1,5 @@
-//! DeepSeek as a list of calls: the embedding, each block, and the calls after them: its head, or with multi-token
-//! prediction the parts it is split into.
+//! DeepSeek as a [`Decoder`]: the list of its calls, and generation with a cache. The calls are the embedding, each
+//! block, and those after them: its head, or with multi-token prediction the parts it is split into.
 //!
 //! ```text
 //! depth 0     head

@@ -1,4 +1,4 @@
-//! Llama as a list of calls: the embedding, each block, and the head.
+//! Llama as a [`Decoder`]: the list of its calls (the embedding, each block, and the head), and generation with a cache.
 //!
 //! With an output matrix of its own the head is one call. If the output matrix is the embedding, the head's unit holds
 //! the final norm only, and a second call of the embedding's unit computes the loss.
