@@ -68,7 +68,7 @@ impl Family for DeepSeekFamily<'_> {
                  model.first_k_dense_replace={layers})"
             ));
         }
-        if self.has_experts { validate_moe(self.moe) } else { Ok(()) }
+        if self.has_experts { validate_moe(&self.moe) } else { Ok(()) }
     }
 
     fn parameter_count(&self) -> f64 {
