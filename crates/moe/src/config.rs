@@ -121,7 +121,7 @@ impl Default for MoeConfig {
 macro_rules! with {
     ($($method:ident $field:ident: $type:ty,)*) => {
         impl MoeConfig {
-            $(#[doc = concat!("Sets [`", stringify!($field), "`](Self#structfield.", stringify!($field), ").")]
+            $(#[doc = concat!("Sets [`", stringify!($field), "`](Self::", stringify!($field), ").")]
             #[must_use]
             pub fn $method(mut self, $field: $type) -> Self {
                 self.$field = $field;

@@ -1,6 +1,7 @@
 //! The error of a configuration.
 
-/// A setting of [`MoeConfig`](crate::MoeConfig) from which no layer can be built. The message puts the names of fields in backticks.
+/// A setting of [`MoeConfig`](crate::MoeConfig) from which no layer can be built. The message puts the names of
+/// fields in backticks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(pub(crate) String);

@@ -8,8 +8,8 @@
 //! | [`permute`] | tokens to rows and back | tokens; rows and gates |
 //! | [`grouped_gemm`] | rows by their experts' matrices | rows, matrices |
 //!
-//! On a backend without kernels (see [`fused::has_kernels`]), scores, gates, [`permute`] and [`grouped_gemm`] are composed
-//! of Burn's operations, and the others run on the CPU.
+//! On a backend without kernels (see [`fused::has_kernels`]), scores, gates, [`permute`] and [`grouped_gemm`] are
+//! composed of Burn's operations, and the others run on the CPU.
 //!
 //! The activation between an expert's products is [`fused::silu_mul`].
 
