@@ -3,12 +3,8 @@
 use crate::tokens::Tokens;
 use crate::{DataError, Dataset, Split};
 
-/// The sequences of a split, by number. With the feature `burn` it is a Burn `Dataset<Sequence>`.
-///
-/// ```text
-/// tokens      |  sequence 0  |  sequence 1  |  sequence 2  | rest |      seq_len tokens each
-/// targets 1                    ....................|                     one token later
-/// ```
+/// The sequences of a split, by number: adjacent windows of `seq_len` tokens. A remainder that fills no window is left
+/// out. With the feature `burn` this is a Burn `Dataset<Sequence>`.
 #[derive(Debug, Clone)]
 pub struct Sequences {
     tokens: Tokens,

@@ -8,7 +8,11 @@ use data::{Dataset, Split, TensorBatch, TensorBatcher};
 fn batches(dataset: &Dataset, seed: Option<u64>, workers: usize) -> Vec<(Vec<i32>, Vec<i32>)> {
     let train = dataset.sequences(Split::Train, 4).unwrap();
     let loader = DataLoaderBuilder::new(TensorBatcher).batch_size(8).num_workers(workers);
-    let loader = seed.map_or(loader, |seed| loader.shuffle(seed)).build(train);
+    let loader = match seed {
+        Some(seed) => loader.shuffle(seed),
+        None => loader,
+    };
+    let loader = loader.build(train);
     let batches = loader.iter().map(|batch| {
         let TensorBatch { inputs_bt, targets_bt } = batch.unwrap();
         assert_eq!((inputs_bt.dims(), inputs_bt.dtype()), (targets_bt.dims(), DType::I32));
