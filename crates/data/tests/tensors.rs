@@ -17,7 +17,7 @@ fn batches(dataset: &Dataset, seed: Option<u64>, workers: usize) -> Vec<(Vec<i32
         let TensorBatch { inputs_bt, targets_bt } = batch.unwrap();
         assert_eq!((inputs_bt.dims(), inputs_bt.dtype()), (targets_bt.dims(), DType::I32));
         assert_eq!(inputs_bt.dims()[1], 4);
-        (inputs_bt.into_data().to_vec().unwrap(), targets_bt.into_data().to_vec().unwrap())
+        (inputs_bt.into_data().try_to_vec().unwrap(), targets_bt.into_data().try_to_vec().unwrap())
     });
     batches.collect()
 }
