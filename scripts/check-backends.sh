@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compares the expert layer on Burn's NdArray, for which there are no kernels, with `flex`:
+# Compares the expert layer on Burn's NdArray, for which there are no kernels, with `flex`, and feeds Burn's data loader:
 #
 #   bash scripts/check-backends.sh
 #
