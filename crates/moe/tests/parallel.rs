@@ -149,7 +149,7 @@ fn a_rank_may_have_no_tokens_and_an_expert_all_of_them() {
 fn capacity_is_counted_in_sequences_on_any_number_of_ranks() {
     let limited = MoeConfig { capacity_factor: Some(0.5), ..config() };
     equals_the_local_layer(&limited, None, &[2, 1]);
-    equals_the_local_layer(&MoeConfig { capacity_factor: Some(0.0), ..config() }, None, &[1, 1]);
+    equals_the_local_layer(&MoeConfig { capacity_factor: Some(1e-9), ..config() }, None, &[1, 1]);
 }
 
 /// One rank would get all rows, but takes at most the mean at once.

@@ -41,6 +41,7 @@ fn models(
     };
     let moe = MoeConfig {
         num_experts: h,
+        top_k: 1,
         moe_intermediate_size: e,
         n_shared_experts: f % 3,
         selection_bias,
