@@ -1,4 +1,4 @@
-//! Compares the operations of `moe` on the device with [`reference`]: numbers relative to the largest, indices exactly.
+//! Compares the operations of `moe` on the device with [`mod@reference`]: numbers relative to the largest, indices exactly.
 
 use crate::numbers::{Numbers, ints, tensor};
 use crate::parts::Part;

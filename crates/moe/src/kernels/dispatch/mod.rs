@@ -130,7 +130,7 @@ pub fn dispatch(experts_kn: Tensor<2, Int>, rule: DispatchRule) -> Dispatched {
     call.that(rows <= i32::MAX as usize, format_args!("a layout of {rows} rows, which an i32 does not count"));
     let device = experts_kn.device();
     if !has_kernels(&device) {
-        return dispatch(experts_kn.to_device(&Device::flex()), rule).to_device(&device);
+        return dispatch(experts_kn.to_device(&Device::flex()), rule).moved_to(&device);
     }
     let experts = experts_kn.into_dispatch();
     let (row_of, assignment_of, expert_offsets, kept) = Dispatch::moe_dispatch(experts, rule);
@@ -143,7 +143,7 @@ pub fn dispatch(experts_kn: Tensor<2, Int>, rule: DispatchRule) -> Dispatched {
 }
 
 impl Dispatched {
-    fn to_device(self, device: &Device) -> Self {
+    fn moved_to(self, device: &Device) -> Self {
         Self {
             row_of_kn: self.row_of_kn.to_device(device),
             assignment_of_r: self.assignment_of_r.to_device(device),
