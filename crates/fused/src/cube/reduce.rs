@@ -19,7 +19,7 @@ pub enum Reduction {
     Max,
 }
 
-/// Returns the sum of `value` over all units of the cube, in all of them; see [`cube_reduce`].
+/// Returns the sum of `value` over all units of the cube, in all of them; see [`cube_reduce()`].
 #[cube]
 pub fn cube_sum(value: f32, shared: &mut [f32], #[comptime] units: usize) -> f32 {
     cube_reduce(value, shared, units, Reduction::Sum)
