@@ -5,13 +5,14 @@
 mod net;
 
 use burn::module::{Module, ParamGroup};
+use burn::nn::LinearConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
     AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, GradientsParams, LionConfig, ModuleOptimizer, RmsPropConfig,
     SgdConfig,
 };
 use burn::tensor::Device;
-use fsdp::{AnyOptimizer, Fsdp, FsdpConfig, FsdpError, Optimizers, Strategy, Unloaded};
+use fsdp::{AnyOptimizer, Fsdp, FsdpConfig, FsdpError, Optimizers, PipelineConfig, Strategy, Unloaded};
 use net::{LR, Net, STEPS, Trained, assert_alike, batch, calls, configs, micro_batches, net, of, on_ranks_with};
 use test_kit::{Values, on_ranks};
 
@@ -132,6 +133,36 @@ fn a_checkpoint_resumes_on_other_ranks_with_the_state_of_any_optimizer() {
             assert_alike(found, &(losses[2..].to_vec(), values.clone()));
         }
     }
+}
+
+#[test]
+fn a_pipeline_whose_first_stage_is_frozen_resumes_with_its_optimizer() {
+    let net = net(&Device::flex(), 0.0).freeze_group(ParamGroup::from_any_predicates(vec!["input", "layers.0"]));
+    let optimizers = Optimizers::new(AdamConfig::new().build());
+    let one_stage = FsdpConfig { optimizers, ..of(Strategy::FullShard) };
+    let pipeline = PipelineConfig { stages: 2, ..PipelineConfig::default() };
+    let two_stages = FsdpConfig { pipeline, ..one_stage.clone() };
+    let run = tempfile::tempdir().unwrap();
+    let (losses, values) = trained(&net, &two_stages, 2, run.path(), false);
+    for (config, ranks) in [(two_stages, 2), (one_stage, 1)] {
+        let found = trained(&net, &config, ranks, run.path(), true);
+        assert_alike(found, &(losses[2..].to_vec(), values.clone()));
+    }
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused() {
+    let net = net(&Device::flex(), 0.0);
+    let run = tempfile::tempdir().unwrap();
+    trained(&net, &of(Strategy::FullShard), 2, run.path(), false);
+    let run = run.path().join("checkpoints/step-2");
+    let messages = on_ranks(2, move |comm| {
+        let mut other = net.clone();
+        other.output = LinearConfig::new(16, 4).init(&Device::flex());
+        let unloaded = Unloaded::new(calls().into_units(other), comm, of(Strategy::FullShard))?;
+        Ok::<_, FsdpError>(unloaded.load(&run).err().expect("it is refused").to_string())
+    });
+    assert!(messages[0].contains("its parameter output.") && messages[0].contains("has shape"), "{}", messages[0]);
 }
 
 #[test]
