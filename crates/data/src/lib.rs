@@ -15,9 +15,10 @@
 //! documents are cut and short ones do not end up in long rows. [`Batch::document_starts`] says where documents begin
 //! in a row.
 //!
-//! [`Dataset::sequences`] lists the sequences of a split for loaders that choose their own order. With the feature `burn`
-//! the list is a Burn `Dataset`, and `TensorBatcher` is the `Batcher` for Burn's `DataLoaderBuilder`. The feature adds
-//! Burn with its own feature `dataset`, but none of the data sources that Burn can add to it (SQLite, images, audio).
+//! [`Dataset::sequences`] lists the sequences of a split for loaders that choose their own order. With the feature
+//! `burn` the list is a Burn `Dataset`, and `TensorBatcher` is the `Batcher` for Burn's `DataLoaderBuilder`. The
+//! feature adds Burn with its own feature `dataset`, but none of the data sources that Burn can add to it (SQLite,
+//! images, audio).
 //!
 //! An example, `examples/batches.rs`:
 //!

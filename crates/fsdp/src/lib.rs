@@ -47,13 +47,13 @@
 //! # Ok::<(), comm::RankFailure<FsdpError>>(())
 //! ```
 //!
-//! Examples: `mlp`, `vision_transformer` (Burn's attention, the losses of one rank on four), `lora` (Burn's adapters under
-//! every strategy) and `resume` (a checkpoint of four ranks on two).
+//! Examples: `mlp`, `vision_transformer` (Burn's attention, the losses of one rank on four), `lora` (Burn's adapters
+//! under every strategy) and `resume` (a checkpoint of four ranks on two).
 //!
-//! Ordinary modules of Burn work, with these limits. Frozen parameters ([`Module::freeze`](burn::module::Module::freeze))
-//! have no gradient. Burn's `Dropout` draws different numbers on each rank; it is refused with activation checkpointing,
-//! which would draw them again. Buffers, such as `BatchNorm`'s, are refused. Any optimizer of Burn that is [`Elementwise`] steps
-//! on shards.
+//! Ordinary modules of Burn work, with these limits. Frozen parameters
+//! ([`Module::freeze`](burn::module::Module::freeze)) have no gradient. Burn's `Dropout` draws different numbers on
+//! each rank; it is refused with activation checkpointing, which would draw them again. Buffers, such as `BatchNorm`'s,
+//! are refused. Any optimizer of Burn that is [`Elementwise`] steps on shards.
 //!
 //! | [`Strategy`] | parameters and optimizer at rest | forward and backward | gradients |
 //! |---|---|---|---|

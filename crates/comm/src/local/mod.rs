@@ -54,8 +54,8 @@ pub struct LocalEngine {
 }
 
 impl LocalEngine {
-    /// Creates one engine per device, in rank order; `timeouts` limits how long a rank waits for the others. Autodiff of
-    /// a device is left out: results are not tracked.
+    /// Creates one engine per device, in rank order; `timeouts` limits how long a rank waits for the others. Autodiff
+    /// of a device is left out: results are not tracked.
     pub fn world(devices: Vec<Device>, timeouts: impl Into<Timeouts>) -> Vec<Self> {
         let devices: Vec<Device> = devices.into_iter().map(Device::without_autodiff).collect();
         let (n, world) = (devices.len(), World::new(devices.clone(), timeouts.into()));

@@ -5,7 +5,8 @@ use crate::shard::memory::bytes;
 use burn::tensor::{Device, Gradients, Tensor};
 use std::collections::VecDeque;
 
-/// What one call of a forward passes to the next: a float tensor of 1 to 5 dimensions, or a tuple of up to four of them.
+/// What one call of a forward passes to the next: a float tensor of 1 to 5 dimensions, or a tuple of up to four of
+/// them.
 ///
 /// ```
 /// use burn::tensor::Tensor;

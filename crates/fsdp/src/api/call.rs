@@ -26,8 +26,8 @@ pub(crate) struct Function<B> {
 /// The function of a call, of a module of any type.
 pub(crate) type Forward<B> = Box<dyn Fn(&dyn Any, Option<Tensors>, &B) -> Output>;
 
-/// What a call in the middle of a forward returns: [`Activations`], or a pair of them and a loss of its own, `[1]`, which
-/// is added to the model's.
+/// What a call in the middle of a forward returns: [`Activations`], or a pair of them and a loss of its own, `[1]`,
+/// which is added to the model's.
 pub trait CallOutput {
     /// What the next call gets.
     type Next: Activations;

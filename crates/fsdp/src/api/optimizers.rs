@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 /// An optimizer of Burn that steps every element by itself, so that a part of a parameter moves as the whole would.
 ///
-/// Of Burn's own optimizers these do; `Adafactor`, `Lamb`, `LBFGS` and `Muon` combine a parameter's elements, which lie on
-/// several ranks. Implement it for an optimizer of your own only if [`Optimizer::step`] computes an element's new value
-/// and state from that element's value, gradient and state alone, and if the tensors of its state have the shape of the
-/// parameter.
+/// Of Burn's own optimizers these do; `Adafactor`, `Lamb`, `LBFGS` and `Muon` combine a parameter's elements, which lie
+/// on several ranks. Implement it for an optimizer of your own only if [`Optimizer::step`] computes an element's new
+/// value and state from that element's value, gradient and state alone, and if the tensors of its state have the shape
+/// of the parameter.
 pub trait Elementwise: Optimizer {}
 
 impl Elementwise for AdaGrad {}
@@ -27,8 +27,8 @@ impl Elementwise for Sgd {}
 
 /// The optimizers of a model's parameters: one for all, or others for some groups.
 ///
-/// [`AdamW`], the default, is Kiln's own: it makes a step in one pass, and decays matrices only. Optimizers of Burn treat
-/// all parameters of their group alike.
+/// [`AdamW`], the default, is Kiln's own: it makes a step in one pass, and decays matrices only. Optimizers of Burn
+/// treat all parameters of their group alike.
 ///
 /// ```
 /// use burn::optim::{AdamWConfig, SgdConfig};
@@ -94,9 +94,9 @@ impl Optimizers {
         Self { groups: vec![all] }
     }
 
-    /// Gives the parameters for which `applies` returns `true` to another optimizer, which gets the learning rate of the
-    /// step times `lr_factor`. The arguments of `applies` are a parameter's name (the unit's name, a dot, the path of
-    /// fields) and its shape. The group that was added last comes first.
+    /// Gives the parameters for which `applies` returns `true` to another optimizer, which gets the learning rate of
+    /// the step times `lr_factor`. The arguments of `applies` are a parameter's name (the unit's name, a dot, the path
+    /// of fields) and its shape. The group that was added last comes first.
     pub fn with_group(
         mut self,
         applies: impl Fn(&str, &[usize]) -> bool + Send + Sync + 'static,

@@ -168,8 +168,8 @@ impl<B: 'static> Units<B> {
 
     /// Keeps the parameters whose names satisfy `is_adjusted` with the trained ones although the module wants no
     /// gradient of them, because [`Fsdp::add_to_parameter`](crate::Fsdp::add_to_parameter) changes them often. Other
-    /// frozen parameters are gathered separately. Their gradient is 0. Kiln's AdamW leaves vectors with such a gradient as
-    /// they are; an optimizer of Burn in their group must not decay them.
+    /// frozen parameters are gathered separately. Their gradient is 0. Kiln's AdamW leaves vectors with such a gradient
+    /// as they are; an optimizer of Burn in their group must not decay them.
     pub fn adjusted(&mut self, is_adjusted: impl Fn(&str) -> bool + 'static) {
         self.rules.is_adjusted = Box::new(is_adjusted);
     }

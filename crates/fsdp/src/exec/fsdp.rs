@@ -100,9 +100,9 @@ impl<B: 'static> Fsdp<B> {
     ///
     /// # Errors
     /// Returns an error if the calls are not one first call, any number of others and one last call, if a call does not
-    /// take what the one before it returns, if the first call's unit has no parameters, if all parameters are frozen, if
-    /// a module has buffers, or random layers that would be recomputed, if options conflict, if the ranks' values differ,
-    /// or if a rank fails.
+    /// take what the one before it returns, if the first call's unit has no parameters, if all parameters are frozen,
+    /// if a module has buffers, or random layers that would be recomputed, if options conflict, if the ranks' values
+    /// differ, or if a rank fails.
     pub fn new(units: Units<B>, comm: Communicator, config: FsdpConfig) -> Result<Self, FsdpError> {
         Self::sharded(units, comm, config, true)
     }

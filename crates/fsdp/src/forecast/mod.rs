@@ -77,8 +77,8 @@ struct Step<'a> {
 }
 
 impl<B: 'static> Units<B> {
-    /// Forecasts the memory of a rank that has made a step, from shapes alone. Memory at rest is exact with Kiln's AdamW;
-    /// activations are those given in `run`.
+    /// Forecasts the memory of a rank that has made a step, from shapes alone. Memory at rest is exact with Kiln's
+    /// AdamW; activations are those given in `run`.
     ///
     /// # Errors
     /// Returns the errors of [`Fsdp::new`](crate::Fsdp::new) that need no values.

@@ -152,13 +152,13 @@ fn check_names(unit: &dyn AnyUnit) -> Result<(), FsdpError> {
 /// Refuses layers whose forward would silently compute something else than on one device.
 fn check_layers(unit: &dyn AnyUnit, config: &FsdpConfig) -> Result<(), FsdpError> {
     let name = |path: &String| format!("{}.{path}", unit.name());
-    if let Some(buffer) = unit.buffers().iter().map(name).next() {
+    if let Some(buffer) = unit.buffers().first().map(name) {
         return Err(FsdpError::Config(format!(
             "{buffer} is a buffer (`RunningState`), and what a forward writes into it would be lost: take a layer \
             without running statistics, such as LayerNorm, RmsNorm or GroupNorm"
         )));
     }
-    match unit.random_layers().iter().map(name).next() {
+    match unit.random_layers().first().map(name) {
         Some(layer) if config.activation_checkpointing != ActivationCheckpointing::None => {
             Err(FsdpError::Config(format!(
                 "{layer} may draw random numbers, and the recomputation of its forward would draw different ones: take \

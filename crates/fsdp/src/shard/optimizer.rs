@@ -68,7 +68,7 @@ impl ShardOptimizer {
         let mut starts: Vec<(usize, usize)> = layout.by_offset().iter().map(group_of).collect();
         starts.dedup_by_key(|(_, group)| *group);
         if starts.is_empty() {
-            starts.push((0, optimizers.group_of("", &[])));
+            starts.push((0, 0)); // a buffer of padding alone
         }
         let ends = starts.iter().skip(1).map(|(start, _)| *start).chain([layout.padded_len()]);
         let segment = |(&(start, group), end): (&(usize, usize), usize)| {

@@ -1,8 +1,8 @@
 //! The state of a model as the pieces of a checkpoint, and back.
 //!
-//! A parameter's values and the moments of Kiln's AdamW have their own kinds in a checkpoint. The state of an optimizer of
-//! Burn is stored beside the parameter, as further parameters: `NAME@LEAF` for a tensor with a number per element, and
-//! `NAME@#LEAF` for another number.
+//! A parameter's values and the moments of Kiln's AdamW have their own kinds in a checkpoint. The state of an optimizer
+//! of Burn is stored beside the parameter, as further parameters: `NAME@LEAF` for a tensor with a number per element,
+//! and `NAME@#LEAF` for another number.
 
 use crate::shard::optimizer::MOMENTS;
 use crate::shard::state::{Number, OptimizerState, Part, PartValues, StatePart};
@@ -10,7 +10,8 @@ use burn::tensor::Tensor;
 use checkpoint::{Checkpoint, CheckpointError, Kind, Parameter, Piece, Values};
 use std::collections::BTreeMap;
 
-/// Returns what [`checkpoint::write_rank`] writes of these parts. Values are copied from a device when they are written.
+/// Returns what [`checkpoint::write_rank`] writes of these parts. Values are copied from a device when they are
+/// written.
 pub fn pieces(parts: Vec<StatePart>) -> Vec<(Piece, Values<'static>)> {
     parts.into_iter().flat_map(pieces_of).collect()
 }

@@ -69,7 +69,8 @@ pub struct ParallelConfig {
     pub no_sync: Option<bool>,
     /// Whether `train.global_batch_size`, `train.micro_batch_size`, `parallel.tp` and
     /// `parallel.activation_checkpointing` follow `train.seq_len`: true for the built-in table, or rows of your own.
-    /// Values of these keys that are given next to this one, or later, take precedence; see docs/parallelism/adaptive.md.
+    /// Values of these keys that are given next to this one, or later, take precedence; see
+    /// docs/parallelism/adaptive.md.
     pub adaptive: Adaptive,
     /// The keys that the table of `adaptive` has set; filled in automatically. Shorter rows (`data.buckets`) take these
     /// keys from the table too. A key that is given later is removed from this list.

@@ -8,8 +8,8 @@ use crate::{FsdpError, Part};
 use burn::tensor::Tensor;
 use std::time::Instant;
 
-/// The gradients of a step before its optimizer: the result of [`Fsdp::backward`]. Without a [`step`](Self::step) they are
-/// discarded.
+/// The gradients of a step before its optimizer: the result of [`Fsdp::backward`]. Without a [`step`](Self::step) they
+/// are discarded.
 pub struct Backward<'a, B: 'static> {
     pub(super) fsdp: &'a mut Fsdp<B>,
     pub(super) micro_batches: &'a [B],
@@ -71,8 +71,8 @@ impl<B: 'static> Backward<'_, B> {
     /// Replaces the gradients that this rank holds by those that `change` returns. It is called with each part of a
     /// trained parameter and its gradient: the mean over the global batch, flat, in fp32, before clipping. Copies of a
     /// part on several ranks must be changed alike. Gradients that are not finite are not passed; the step is then
-    /// skipped. The division by the number of micro-batches and ranks rounds, so even an unchanged gradient may differ in
-    /// its last bit. This is a collective: every rank calls it.
+    /// skipped. The division by the number of micro-batches and ranks rounds, so even an unchanged gradient may differ
+    /// in its last bit. This is a collective: every rank calls it.
     ///
     /// # Errors
     /// Returns an error if a rank fails.

@@ -54,11 +54,12 @@ impl<B: 'static> Fsdp<B> {
 }
 
 impl<B: 'static> Unloaded<B> {
-    /// Resumes from a checkpoint's folder, such as [`Fsdp::save`] returns, whatever ranks and strategy have saved it. This
-    /// is a collective: every rank calls it with the same folder.
+    /// Resumes from a checkpoint's folder, such as [`Fsdp::save`] returns, whatever ranks and strategy have saved it.
+    /// This is a collective: every rank calls it with the same folder.
     ///
     /// # Errors
-    /// Returns an error if the folder is not a complete checkpoint of this model and these optimizers, or if a rank fails.
+    /// Returns an error if the folder is not a complete checkpoint of this model and these optimizers, or if a rank
+    /// fails.
     pub fn load(self, checkpoint: impl AsRef<Path>) -> Result<Fsdp<B>, FsdpError> {
         let checkpoint = Checkpoint::open(checkpoint.as_ref())?;
         let Index { optimizer_steps, loss_scale, .. } = checkpoint.index();

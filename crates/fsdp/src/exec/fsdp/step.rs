@@ -20,7 +20,7 @@ impl<B: 'static> Backward<'_, B> {
     ) -> Result<StepReport, FsdpError> {
         let through = Instant::now();
         let Self { fsdp, micro_batches, losses, shares, times } = &mut self;
-        let (limit, numbers) = (fsdp.config.clip_grad_norm, numbers);
+        let limit = fsdp.config.clip_grad_norm;
         let on_device = match fsdp.rests_on_device() {
             true => Some(fsdp.totals_on_device(losses, shares, &numbers)?),
             false => None,
