@@ -75,7 +75,7 @@ fn sharded(config: &LlamaConfig, dataset: &Dataset, comm: Communicator) -> Resul
     let (rank, ranks, device) = (comm.rank() as u64, comm.world_size() as u64, Device::flex());
     let fsdp_config = FsdpConfig::default();
     let training = Training { parallel: Parallel::new(&fsdp_config, &comm)?, seed: 1337, ..Training::default() };
-    let model = ModelConfig::Llama(config.clone());
+    let model = ModelConfig::from(config.clone());
     let units = model.units(None, &training, &device);
     let mut fsdp = Fsdp::new(units, comm, fsdp_config)?;
     let step = |step: u64| {

@@ -1,12 +1,11 @@
 //! What a run must know of a model before it exists.
 //!
 //! A family is a folder: `config` (shape and limits), the modules, `parameters`, `decoder` (the calls of a forward, and
-//! generation: [`Decoder`](crate::Decoder)), `family` (this trait), `cost` (what the calls cost) and `hf` (Hugging
-//! Face's names). A new family adds its folder, and a variant of [`ModelConfig`](crate::ModelConfig) and
-//! [`AnyModel`](crate::AnyModel).
+//! generation: [`Decoder`](crate::Decoder)), `family` (this trait and [`Architecture`](crate::Architecture)), `cost`
+//! (what the calls cost) and `hf` (Hugging Face's names). A new family adds its folder, and a line of the registry.
 
-use crate::Initial;
-use crate::cost::{Flops, Workload};
+use crate::cost::received::Rows;
+use crate::cost::{Flops, Workload, product_flops};
 use crate::hf::{Folder, HfError, Source};
 use crate::parameters::ParameterSpec;
 use fsdp::{CallBytes, CallTraffic};
@@ -16,6 +15,9 @@ use serde_json::Value;
 pub type Size = (&'static str, usize);
 
 /// A model of some family, known by its configuration. Nothing here creates modules.
+///
+/// The defaults are those of a model without experts that ranks do not split beyond data, pipeline and sharding, whose
+/// blocks are called `blocks.0`, `blocks.1` and so on, and whose memory and FLOPs are estimated from its matrices.
 pub trait Family {
     /// Number of blocks, without embedding and head.
     fn blocks(&self) -> usize;
@@ -36,31 +38,45 @@ pub trait Family {
 
     /// The blocks with experts, including those of multi-token prediction modules (numbered after the model's own),
     /// and the number of experts; or the reason why there are none, which completes a message.
-    fn expert_layers(&self) -> Result<(Vec<usize>, usize), &'static str>;
+    fn expert_layers(&self) -> Result<(Vec<usize>, usize), &'static str> {
+        Err("this type of model has no experts")
+    }
 
     /// Rejects shapes that no model can be built from; the message names key, value and remedy. A vocabulary of 0
     /// passes.
-    fn validate(&self) -> Result<(), String>;
+    fn validate(&self) -> Result<(), String> {
+        Ok(())
+    }
 
     /// The number of parameters, in floating point so that it cannot overflow.
-    fn parameter_count(&self) -> f64;
+    fn parameter_count(&self) -> f64 {
+        self.parameters().iter().map(ParameterSpec::len).sum()
+    }
 
     /// Sizes of the model's matrices; the largest one is named if the model is too large.
-    fn sizes(&self) -> Vec<Size>;
+    fn sizes(&self) -> Vec<Size> {
+        vec![("model.vocab_size", self.vocab_size()), ("the width of the model", self.width())]
+    }
 
     /// Sizes per token in the largest tensors of a forward over a context of this size, which must not overflow; a
     /// tensor has the product of its sizes.
-    fn activations(&self, context: Size) -> Vec<Vec<Size>>;
+    fn activations(&self, context: Size) -> Vec<Vec<Size>> {
+        vec![vec![context], vec![("the width of the model", self.width())]]
+    }
 
     /// What the number of tensor-parallel ranks must divide: heads and columns. A size of 1 allows no tensor
     /// parallelism.
-    fn tensor_parallel_sizes(&self) -> Vec<Size>;
+    fn tensor_parallel_sizes(&self) -> Vec<Size> {
+        vec![("the parts into which this type of model can be split", 1)]
+    }
 
-    /// All parameters, in the order in which the modules are visited.
+    /// Whether ranks can split the sequences of a forward, as those of `Training::parallel` say.
+    fn context_parallel(&self) -> bool {
+        false
+    }
+
+    /// All parameters, in the order in which the modules are visited; see [`parameters_of`](crate::parameters_of).
     fn parameters(&self) -> Vec<ParameterSpec>;
-
-    /// The initial values of the parameters.
-    fn initial(&self, seed: u64) -> Initial;
 
     /// Number of calls that a forward makes after the blocks.
     fn calls_after_blocks(&self) -> usize {
@@ -68,13 +84,22 @@ pub trait Family {
     }
 
     /// FLOPs of each call of a forward: the embedding, every block, and the calls after them.
-    fn flops(&self) -> Vec<Flops>;
+    fn flops(&self) -> Vec<Flops> {
+        product_flops(self.blocks(), self.calls_after_blocks(), &self.parameters())
+    }
 
     /// Activation memory of each call.
-    fn memory(&self, workload: &Workload) -> Vec<CallBytes>;
+    fn memory(&self, workload: &Workload) -> Vec<CallBytes> {
+        let (d, vocab, parameters) = (self.width() as f64, self.vocab_size() as f64, self.parameters());
+        let block = |block| workload.products_bytes(d, &format!("blocks.{block}."), &parameters);
+        let last = vec![workload.head_bytes(d, vocab); self.calls_after_blocks()];
+        std::iter::once(CallBytes::default()).chain((0..self.blocks()).map(block)).chain(last).collect()
+    }
 
     /// Bytes that each call receives in its own collectives.
-    fn traffic(&self, workload: &Workload) -> Vec<CallTraffic>;
+    fn traffic(&self, workload: &Workload) -> Vec<CallTraffic> {
+        vec![workload.call_traffic(self.width(), Rows::default()); 1 + self.blocks() + self.calls_after_blocks()]
+    }
 
     /// The path of the selection bias of a layer with experts.
     ///
@@ -84,8 +109,10 @@ pub trait Family {
         unreachable!("layer {layer}: a model without experts has no selection bias")
     }
 
-    /// How Hugging Face's folders name and store the model.
-    fn hugging_face(&self) -> Box<dyn HuggingFace + '_>;
+    /// How Hugging Face's folders name and store the model; `None` if transformers has no such model.
+    fn hugging_face(&self) -> Option<Box<dyn HuggingFace + '_>> {
+        None
+    }
 }
 
 /// A model in Hugging Face's format.

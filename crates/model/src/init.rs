@@ -25,7 +25,7 @@ pub struct Initial {
 
 impl Initial {
     /// The values of a model with these parameters.
-    pub(crate) fn new(family: &'static str, seed: u64, parameters: Vec<ParameterSpec>) -> Self {
+    pub fn new(family: &'static str, seed: u64, parameters: Vec<ParameterSpec>) -> Self {
         let initializers = parameters.into_iter().map(|parameter| (parameter.name, parameter.initializer));
         Self { family, seed, initializers: Arc::new(initializers.collect()) }
     }

@@ -5,8 +5,8 @@
 //! rank's shard of the parameters computes its rows of the sequences together with the ranks in its [`Parallel`].
 //!
 //! A [`Family`] knows everything else about its models: parameters ([`ParameterSpec`]: shape, initial values, how ranks
-//! split it), what each call costs, limits, and Hugging Face's names. [`ModelConfig`] and [`AnyModel`] are
-//! the only list of families.
+//! split it), what each call costs, limits, and Hugging Face's names. Its configuration implements [`Architecture`].
+//! [`ModelConfig`] has the only list of families, to which a program can add its own.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};
@@ -28,6 +28,7 @@
 //! heads, `v` vocabulary (in attention: width of a value), `c` columns of a cache, `r` rank of a latent, `p` width of a
 //! rotated key.
 
+mod architecture;
 mod batch;
 mod cache;
 mod cost;
@@ -49,6 +50,7 @@ mod registry;
 mod targets;
 mod training;
 
+pub use architecture::{AnyModel, Architecture};
 pub use batch::{Batch, Documents, MicroBatch, StepContext};
 pub use cache::{Cache, Chunk, LayerCache};
 pub use cost::{Flops, Workload};
@@ -59,11 +61,11 @@ pub use generate::{GenerateError, Generation, Sampling, generate};
 pub use gpt2::{Gpt2, Gpt2Config};
 pub use init::Initial;
 pub use language_model::{Decoder, LanguageModel};
-pub use layers::{BlockOutput, LayerNorm, Mlp, RmsNorm, Rope, RopeScaling, RopeType, YarnConfig};
+pub use layers::{BlockOutput, LayerNorm, Mlp, RmsNorm, Rope, RopeScaling, RopeType, VocabularyHead, YarnConfig};
 pub use llama::{Llama, LlamaConfig};
 pub use mtp_batch::MtpBatch;
 pub use parallel::Parallel;
-pub use parameters::{Initializer, ParameterSpec, Sharding, fill, visited};
-pub use registry::{AnyModel, ModelConfig};
+pub use parameters::{Initializer, ParameterSpec, Sharding, fill, parameters_of, visited};
+pub use registry::ModelConfig;
 pub use targets::{Targets, TokenRows};
 pub use training::Training;

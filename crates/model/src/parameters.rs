@@ -145,6 +145,26 @@ pub fn visited<M: Module>(module: &M) -> Vec<(String, Vec<usize>)> {
     list.found
 }
 
+/// The parameters of a module that ranks do not split beyond data, pipeline and sharding, for
+/// [`Family::parameters`](crate::Family::parameters). Initial values are those of GPT-2: normal numbers with a standard
+/// deviation of 0.02 for tensors of two dimensions or more, zeros for vectors called `bias` or `beta`, ones for other
+/// vectors, the gains of norms. A table called `embed` is only looked up.
+pub fn parameters_of<M: Module>(module: &M) -> Vec<ParameterSpec> {
+    let spec = |(name, shape): (String, Vec<usize>)| {
+        let vector = shape.len() < 2;
+        let last = name.rsplit('.').next().unwrap_or(&name);
+        let initializer = match vector {
+            false => Initializer::Normal(STD),
+            true if ["bias", "beta"].contains(&last) => Initializer::Zeros,
+            true => Initializer::Ones,
+        };
+        let products = if vector || name.split('.').any(|field| field == "embed") { 0.0 } else { 1.0 };
+        let (sharding, keep_fp32) = (Sharding::Replicated, false);
+        ParameterSpec { name, shape, initializer, sharding, keep_fp32, active: 1.0, products }
+    };
+    visited(module).into_iter().map(spec).collect()
+}
+
 /// Sets every parameter to the values that `values` returns, row by row, for its field path
 /// (`blocks.0.attn.c_attn.weight`) and its shape.
 ///

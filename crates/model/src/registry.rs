@@ -1,84 +1,143 @@
-//! The only list of model families: [`ModelConfig`] and [`AnyModel`].
+//! The only list of model families, and [`ModelConfig`], a configuration of any of them.
 
+use crate::architecture::{AnyArchitecture, Architecture};
 use crate::family::{Family, Size};
 use crate::hf::{Folder, HfError, SourceOf};
-use crate::parameters::fill;
-use crate::{Batch, Decoder, DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, Llama, LlamaConfig, Training};
-use crate::{deepseek, gpt2, llama};
-use burn::module::{Module, ModuleVisitor};
+use crate::{AnyModel, Batch, DeepSeek, DeepSeekConfig, Gpt2Config, Initial, LlamaConfig, Training};
 use burn::tensor::Device;
-use fsdp::{Fsdp, FsdpError, Units};
+use fsdp::Units;
 use moe::MoeConfig;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-use std::ops::Deref;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::Error as _;
+use serde::ser::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::any::Any;
+use std::borrow::Cow;
+use std::sync::{PoisonError, RwLock};
+use yaml_serde::{Mapping, Value};
 
-/// The shape of a model; `type` in the `model` section selects the family.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "type", rename_all = "lowercase")]
-pub enum ModelConfig {
-    /// GPT-2.
-    Gpt2(Gpt2Config),
-    /// Llama, Mistral, Qwen2 and Qwen3; Mixtral and Qwen3-MoE with a `moe` section.
-    Llama(LlamaConfig),
-    /// DeepSeek-V2/V3: latent attention and experts.
-    DeepSeek(DeepSeekConfig),
+/// The families of this crate.
+const OWN: [Entry; 3] = [Entry::of::<Gpt2Config>(), Entry::of::<LlamaConfig>(), Entry::of::<DeepSeekConfig>()];
+
+/// The families that the program has added.
+static ADDED: RwLock<Vec<Entry>> = RwLock::new(vec![]);
+
+/// What is known of an [`Architecture`] without a value of it.
+#[derive(Clone, Copy)]
+struct Entry {
+    type_name: &'static str,
+    model_types: &'static [&'static str],
+    default: fn() -> (ModelConfig, Option<MoeConfig>),
+    read: fn(Value) -> Result<ModelConfig, yaml_serde::Error>,
+    schema: fn(&mut SchemaGenerator) -> Schema,
+    from_hugging_face: fn(&Folder) -> Result<(ModelConfig, Option<MoeConfig>), HfError>,
+    hugging_face_names: fn(&Folder) -> SourceOf,
 }
 
+impl Entry {
+    const fn of<C: Architecture>() -> Self {
+        Self {
+            type_name: C::TYPE,
+            model_types: C::MODEL_TYPES,
+            default: || (C::default().into(), C::default_experts()),
+            read: |value| yaml_serde::from_value::<C>(value).map(ModelConfig::from),
+            schema: |generator| {
+                let mut schema = C::json_schema(generator);
+                schema.insert("description".into(), C::ABOUT.into());
+                let keys = schema.ensure_object();
+                let properties = keys.entry("properties").or_insert_with(|| serde_json::json!({}));
+                properties["type"] = serde_json::json!({"type": "string", "const": C::TYPE});
+                keys.insert("required".into(), serde_json::json!(["type"]));
+                schema
+            },
+            from_hugging_face: |folder| C::from_hugging_face(folder).map(|(shape, moe)| (shape.into(), moe)),
+            hugging_face_names: C::hugging_face_names,
+        }
+    }
+}
+
+fn entries() -> Vec<Entry> {
+    let added = ADDED.read().unwrap_or_else(PoisonError::into_inner);
+    OWN.iter().chain(added.iter()).copied().collect()
+}
+
+/// The shape of a model; `type` in the `model` section selects the family.
+#[derive(Debug)]
+pub struct ModelConfig(Box<dyn AnyArchitecture>);
+
 impl ModelConfig {
-    /// The values of `type`.
-    pub const TYPES: [&str; 3] = ["gpt2", "llama", "deepseek"];
-
-    /// The families at their defaults, each with experts if it can have some.
-    pub fn families() -> Vec<(Self, Option<MoeConfig>)> {
-        vec![
-            (Self::Gpt2(Gpt2Config::default()), None),
-            (Self::Llama(LlamaConfig::default()), Some(MoeConfig::default())),
-            (Self::DeepSeek(DeepSeekConfig::default()), Some(MoeConfig::default())),
-        ]
-    }
-
-    /// The element of [`TYPES`](Self::TYPES) for this model.
-    pub fn type_name(&self) -> &'static str {
-        match self {
-            Self::Gpt2(_) => Self::TYPES[0],
-            Self::Llama(_) => Self::TYPES[1],
-            Self::DeepSeek(_) => Self::TYPES[2],
-        }
-    }
-
-    /// The model's family, with its experts.
-    pub fn family<'a>(&'a self, moe: Option<&'a MoeConfig>) -> Box<dyn Family + 'a> {
-        match self {
-            Self::Gpt2(shape) => Box::new(gpt2::Gpt2Family::new(shape, moe)),
-            Self::Llama(shape) => Box::new(llama::LlamaFamily::new(shape, moe)),
-            Self::DeepSeek(shape) => Box::new(deepseek::DeepSeekFamily::new(shape, moe)),
-        }
-    }
-
-    /// A model whose parameters are not set yet. Without `moe`, a DeepSeek has experts with their defaults.
-    pub fn model(&self, moe: Option<&MoeConfig>, device: &Device) -> AnyModel {
-        match self {
-            Self::Gpt2(shape) => AnyModel::Gpt2(Gpt2::new(shape, device)),
-            Self::Llama(shape) => AnyModel::Llama(Llama::new(shape, moe, device)),
-            Self::DeepSeek(shape) => {
-                AnyModel::DeepSeek(DeepSeek::new(shape, &moe.cloned().unwrap_or_default(), device))
+    /// Adds a family of the program's own, before any configuration is read. Adding it again changes nothing.
+    ///
+    /// # Panics
+    /// If another family has its [`TYPE`](Architecture::TYPE).
+    pub fn add<C: Architecture>() {
+        match entries().iter().find(|entry| entry.type_name == C::TYPE) {
+            None => ADDED.write().unwrap_or_else(PoisonError::into_inner).push(Entry::of::<C>()),
+            Some(entry) => {
+                let is_same = (entry.default)().0.get::<C>().is_some();
+                assert!(is_same, "model.type {} is another family's: give Architecture::TYPE another value", C::TYPE);
             }
         }
     }
 
-    /// The model as sharding units, one for each part that its [`calls`](Decoder::calls) name. A unit's name is the
-    /// path of its part in the model, so a parameter's name in a checkpoint is its path.
-    pub fn units(&self, moe: Option<&MoeConfig>, training: &Training, device: &Device) -> Units<Batch> {
-        fn of<M: Decoder>(model: M, training: &Training) -> Units<Batch> {
-            model.calls(training).into_units(model)
+    /// The values of `type`.
+    pub fn types() -> Vec<&'static str> {
+        entries().into_iter().map(|entry| entry.type_name).collect()
+    }
+
+    /// The families at their defaults, each with experts if it can have some.
+    pub fn families() -> Vec<(Self, Option<MoeConfig>)> {
+        entries().into_iter().map(|entry| (entry.default)()).collect()
+    }
+
+    /// The value of `type` for this model.
+    pub fn type_name(&self) -> &'static str {
+        self.0.type_name()
+    }
+
+    /// The configuration, if the model is of this family.
+    pub fn get<C: Architecture>(&self) -> Option<&C> {
+        (&*self.0 as &dyn Any).downcast_ref()
+    }
+
+    /// The model's family, with its experts.
+    pub fn family<'a>(&'a self, moe: Option<&'a MoeConfig>) -> Box<dyn Family + 'a> {
+        self.0.family(moe)
+    }
+
+    /// Rejects shapes that no model can be built from; the message names key, value and remedy. A vocabulary of 0
+    /// passes.
+    ///
+    /// # Errors
+    /// See [`Family::validate`]; also if a model without experts is given some.
+    pub fn validate(&self, moe: Option<&MoeConfig>) -> Result<(), String> {
+        let families = Self::families();
+        let with_experts = || families.iter().filter(|(_, moe)| moe.is_some()).map(|(family, _)| family.type_name());
+        let kind = self.type_name();
+        if moe.is_some() && !with_experts().any(|other| other == kind) {
+            let others = with_experts().collect::<Vec<_>>().join(" or ");
+            return Err(format!(
+                "there is a `moe` section, but model.type {kind} has no experts: remove it, or take {others}"
+            ));
         }
-        let mut units = match self.model(moe, device) {
-            AnyModel::Gpt2(model) => of(model, training),
-            AnyModel::Llama(model) => of(model, training),
-            AnyModel::DeepSeek(model) => of(model, training),
-        };
-        training.set_rules(&mut units, &*self.family(moe));
+        self.family(moe).validate()
+    }
+
+    /// A model whose parameters are not set yet. Without `moe`, a DeepSeek has experts with their defaults.
+    pub fn model(&self, moe: Option<&MoeConfig>, device: &Device) -> AnyModel {
+        self.0.model(moe, device)
+    }
+
+    /// The initial values of the model's parameters.
+    pub fn initial(&self, moe: Option<&MoeConfig>, seed: u64) -> Initial {
+        Initial::new(self.type_name(), seed, self.family(moe).parameters())
+    }
+
+    /// The model as sharding units, one for each part that its [`calls`](crate::Decoder::calls) name. A unit's name is
+    /// the path of its part in the model, so a parameter's name in a checkpoint is its path.
+    pub fn units(&self, moe: Option<&MoeConfig>, training: &Training, device: &Device) -> Units<Batch> {
+        let mut units = self.0.units(moe, training, device);
+        training.set_rules(&mut units, self.family(moe).parameters(), self.initial(moe, training.seed));
         units
     }
 
@@ -89,11 +148,7 @@ impl ModelConfig {
 
     /// Sets the vocabulary size.
     pub fn set_vocab_size(&mut self, vocab_size: usize) {
-        match self {
-            Self::Gpt2(shape) => shape.vocab_size = vocab_size,
-            Self::Llama(shape) => shape.vocab_size = vocab_size,
-            Self::DeepSeek(shape) => shape.vocab_size = vocab_size,
-        }
+        self.0.set_vocab_size(vocab_size);
     }
 
     /// Number of blocks, without embedding and head.
@@ -103,11 +158,7 @@ impl ModelConfig {
 
     /// Sets the number of blocks.
     pub fn set_blocks(&mut self, blocks: usize) {
-        match self {
-            Self::Gpt2(shape) => shape.n_layer = blocks,
-            Self::Llama(shape) => shape.num_hidden_layers = blocks,
-            Self::DeepSeek(shape) => shape.num_hidden_layers = blocks,
-        }
+        self.0.set_blocks(blocks);
     }
 
     /// Number of multi-token prediction modules.
@@ -125,106 +176,93 @@ impl ModelConfig {
     /// # Errors
     /// If no family reads the folder's `model_type`, or the configuration is not supported.
     pub fn from_hugging_face(folder: &Folder) -> Result<(Self, Option<MoeConfig>), HfError> {
-        match folder.config()["model_type"].as_str() {
-            Some("gpt2") => Ok((Self::Gpt2(gpt2::hf::config(folder)?), None)),
-            Some("deepseek_v2" | "deepseek_v3") => {
-                let (shape, moe) = deepseek::hf::config(folder)?;
-                Ok((Self::DeepSeek(shape), Some(moe)))
-            }
-            Some(kind) if llama::hf::MODEL_TYPES.contains(&kind) => {
-                let (shape, moe) = llama::hf::config(folder)?;
-                Ok((Self::Llama(shape), moe))
-            }
-            other => Err(unknown_model_type(folder, other)),
-        }
+        (of_folder(folder)?.from_hugging_face)(folder)
     }
 
     /// Maps the paths of parameters to their sources in a Hugging Face folder.
     pub(crate) fn hugging_face_names(folder: &Folder) -> Result<SourceOf, HfError> {
-        match folder.config()["model_type"].as_str() {
-            Some("gpt2") => Ok(Box::new(gpt2::hf::names(folder))),
-            Some("deepseek_v2" | "deepseek_v3") => Ok(Box::new(deepseek::hf::names(folder))),
-            Some(kind) if llama::hf::MODEL_TYPES.contains(&kind) => Ok(Box::new(llama::hf::names(folder))),
-            other => Err(unknown_model_type(folder, other)),
-        }
+        Ok((of_folder(folder)?.hugging_face_names)(folder))
     }
 }
 
-fn unknown_model_type(folder: &Folder, found: Option<&str>) -> HfError {
-    let found = found.map_or("no `model_type`".into(), |kind| format!("`model_type` \"{kind}\""));
-    let llama = llama::hf::MODEL_TYPES.join(", ");
-    folder.config_error(format!("has {found}; known are gpt2, {llama}, deepseek_v2 and deepseek_v3"))
+/// The family that reads a folder.
+fn of_folder(folder: &Folder) -> Result<Entry, HfError> {
+    let found = folder.config()["model_type"].as_str();
+    let all = entries();
+    let reads = |entry: &&Entry| found.is_some_and(|found| entry.model_types.contains(&found));
+    all.iter().find(reads).copied().ok_or_else(|| {
+        let found = found.map_or("no `model_type`".into(), |kind| format!("`model_type` \"{kind}\""));
+        let known: Vec<&str> = all.iter().flat_map(|entry| entry.model_types).copied().collect();
+        let (last, others) = known.split_last().expect("families of this crate read folders");
+        folder.config_error(format!("has {found}; known are {} and {last}", others.join(", ")))
+    })
+}
+
+impl AnyModel {
+    /// The model, if it can predict several tokens ahead for [`generate_speculative`](crate::generate_speculative).
+    pub fn predicts_ahead(&self) -> Option<&DeepSeek> {
+        self.get::<DeepSeek>().filter(|model| !model.mtp.is_empty())
+    }
+}
+
+impl<C: Architecture> From<C> for ModelConfig {
+    fn from(config: C) -> Self {
+        Self(Box::new(config))
+    }
 }
 
 impl Default for ModelConfig {
     fn default() -> Self {
-        Self::Gpt2(Gpt2Config::default())
+        (OWN[0].default)().0
     }
 }
 
-/// A model of any family.
-#[derive(Debug)]
-pub enum AnyModel {
-    /// A GPT-2.
-    Gpt2(Gpt2),
-    /// A Llama.
-    Llama(Llama),
-    /// A DeepSeek.
-    DeepSeek(DeepSeek),
-}
-
-impl AnyModel {
-    /// Sets every parameter; see [`fill`].
-    ///
-    /// # Errors
-    /// The first error of `values`.
-    pub fn fill<E>(self, values: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, E>) -> Result<Self, E> {
-        Ok(match self {
-            Self::Gpt2(model) => Self::Gpt2(fill(model, values)?),
-            Self::Llama(model) => Self::Llama(fill(model, values)?),
-            Self::DeepSeek(model) => Self::DeepSeek(fill(model, values)?),
-        })
-    }
-
-    /// The model with the whole parameters of a sharded one, if `keep`; see [`Fsdp::gather_model`]. A collective.
-    ///
-    /// # Errors
-    /// If a rank fails.
-    pub fn gather(self, fsdp: &Fsdp<Batch>, keep: bool) -> Result<Option<Self>, FsdpError> {
-        Ok(match self {
-            Self::Gpt2(model) => fsdp.gather_model(model, keep)?.map(Self::Gpt2),
-            Self::Llama(model) => fsdp.gather_model(model, keep)?.map(Self::Llama),
-            Self::DeepSeek(model) => fsdp.gather_model(model, keep)?.map(Self::DeepSeek),
-        })
-    }
-
-    /// Visits every parameter.
-    pub fn visit(&self, visitor: &mut impl ModuleVisitor) {
-        match self {
-            Self::Gpt2(model) => model.visit(visitor),
-            Self::Llama(model) => model.visit(visitor),
-            Self::DeepSeek(model) => model.visit(visitor),
-        }
-    }
-
-    /// The model, if it can predict several tokens ahead for [`generate_speculative`](crate::generate_speculative).
-    pub fn predicts_ahead(&self) -> Option<&DeepSeek> {
-        match self {
-            Self::DeepSeek(model) if !model.mtp.is_empty() => Some(model),
-            _ => None,
-        }
+impl Clone for ModelConfig {
+    fn clone(&self) -> Self {
+        Self(self.0.boxed())
     }
 }
 
-impl Deref for AnyModel {
-    type Target = dyn LanguageModel;
+impl PartialEq for ModelConfig {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.equals(&*other.0)
+    }
+}
 
-    fn deref(&self) -> &Self::Target {
-        match self {
-            Self::Gpt2(model) => model,
-            Self::Llama(model) => model,
-            Self::DeepSeek(model) => model,
-        }
+/// The keys of the shape, with `type` before them.
+impl Serialize for ModelConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Value::Mapping(shape) = self.0.to_yaml().map_err(S::Error::custom)? else {
+            return Err(S::Error::custom(format!("the configuration of {} is not a struct", self.type_name())));
+        };
+        let mut keys = Mapping::new();
+        keys.insert("type".into(), self.type_name().into());
+        keys.extend(shape);
+        keys.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for ModelConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut keys = Mapping::deserialize(deserializer)?;
+        let kind = keys.remove("type").ok_or_else(|| D::Error::missing_field("type"))?;
+        let entry = entries().into_iter().find(|entry| kind.as_str() == Some(entry.type_name));
+        let entry = entry.ok_or_else(|| {
+            let types = Self::types().join(", ");
+            D::Error::custom(format!("model.type is {}: give one of {types}", kind.as_str().unwrap_or("not a name")))
+        })?;
+        (entry.read)(Value::Mapping(keys)).map_err(D::Error::custom)
+    }
+}
+
+impl JsonSchema for ModelConfig {
+    fn schema_name() -> Cow<'static, str> {
+        "ModelConfig".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let choices: Vec<Schema> = entries().into_iter().map(|entry| (entry.schema)(generator)).collect();
+        json_schema!({"oneOf": choices})
     }
 }
 

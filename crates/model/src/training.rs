@@ -1,9 +1,11 @@
 //! What the calls of all families share, and the rules of their parameters on ranks.
 
 use crate::layers::mlp::BlockOutput;
+use crate::layers::vocabulary;
 use crate::parameters::is_trained;
-use crate::{Batch, ExpertLoads, Family, MicroBatch, Parallel, ParameterSpec, Sharding, Targets};
+use crate::{Batch, ExpertLoads, Initial, MicroBatch, Parallel, ParameterSpec, Sharding, Targets};
 use burn::module::Module;
+use burn::nn::Embedding;
 use burn::tensor::Tensor;
 use fsdp::{Calls, Loss, Units};
 use fused::Losses;
@@ -27,11 +29,10 @@ pub struct Training {
 
 impl Training {
     /// Sets the initial values of the units of a model, and how ranks hold its parameters.
-    pub(crate) fn set_rules(&self, units: &mut Units<Batch>, family: &dyn Family) {
-        let initial = family.initial(self.seed);
+    pub(crate) fn set_rules(&self, units: &mut Units<Batch>, parameters: Vec<ParameterSpec>, initial: Initial) {
         units.initializer(move |name, _, runs| initial.values(name, runs));
         let rules: HashMap<String, ParameterSpec> =
-            family.parameters().into_iter().map(|parameter| (parameter.name.clone(), parameter)).collect();
+            parameters.into_iter().map(|parameter| (parameter.name.clone(), parameter)).collect();
         let rules = Rc::new(rules);
         let [of_experts, of_cuts, of_fp32] = [(); 3].map(|()| rules.clone());
         units.experts(move |name| of_experts[name].sharding == Sharding::Experts);
@@ -46,6 +47,14 @@ impl Training {
         units.shape(move |batch: &Batch| {
             let [b, t] = batch.inputs_bt.dims();
             [b, tp.part(t).len()]
+        });
+    }
+
+    /// Adds the first call, which embeds the inputs with `embed`, the table of `vocab` tokens.
+    pub fn add_embedding<M: 'static>(&self, calls: &mut Calls<M, Batch>, embed: fn(&M) -> &Embedding, vocab: usize) {
+        let tp = self.parallel.sequences.tp.clone();
+        calls.first("embed", embed, move |table, batch| {
+            vocabulary::embed(&tp, table.weight.val(), batch.inputs_bt.clone(), vocab)
         });
     }
 
@@ -71,7 +80,7 @@ impl Training {
     }
 
     /// The loss of a batch, with the z-loss in training if it is configured.
-    pub(crate) fn main_loss(&self, batch: &Batch, losses: impl FnOnce(Targets, f64) -> Losses) -> Loss {
+    pub fn main_loss(&self, batch: &Batch, losses: impl FnOnce(Targets, f64) -> Losses) -> Loss {
         let coef = if batch.micro.step.is_some() { self.z_loss_coef } else { 0.0 };
         let losses = losses(batch.targets.clone(), coef);
         Loss { loss: losses.cross_entropy, aux: (coef > 0.0).then_some(losses.z_loss) }

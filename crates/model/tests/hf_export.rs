@@ -25,9 +25,11 @@ fn values<M: Module>(model: &M) -> BTreeMap<String, Vec<f32>> {
 }
 
 fn shape_of(model: &Pretrained) -> (Box<dyn Family + '_>, BTreeMap<String, Vec<f32>>) {
-    let mut values = Values::default();
-    model.model.visit(&mut values);
-    (model.config.family(model.moe.as_ref()), values.by_path())
+    let mut values = BTreeMap::new();
+    model.model.for_each_parameter(|path, _, value| {
+        values.insert(path.to_string(), floats(value));
+    });
+    (model.config.family(model.moe.as_ref()), values)
 }
 
 fn write(folder: &Path, model: &dyn Family, values: &BTreeMap<String, Vec<f32>>, options: &ExportOptions) -> Summary {
@@ -163,7 +165,7 @@ fn halves_between_two_bf16_go_to_the_even_one() {
     let folder = tempfile::tempdir().unwrap();
     let options = ExportOptions { dtype: Dtype::BF16, ..ExportOptions::default() };
     let shapes = values(&Gpt2::init(&config, 1, &Device::flex()));
-    export(&folder.path().join("x"), &*ModelConfig::Gpt2(config.clone()).family(None), &options, |path| {
+    export(&folder.path().join("x"), &*ModelConfig::from(config.clone()).family(None), &options, |path| {
         let ends = if path == "ends.wte.weight" { Some(vec![1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0]) } else { None };
         Ok::<_, Infallible>(ends.unwrap_or(shapes[path].clone()))
     })
@@ -196,7 +198,7 @@ fn a_gpt2_without_biases_gets_biases_of_zero_and_has_the_same_logits() {
     };
     let (model, folder) = (Gpt2::init(&config, 5, &Device::flex()), tempfile::tempdir().unwrap());
     let path = folder.path().join("x");
-    write(&path, &*ModelConfig::Gpt2(config.clone()).family(None), &values(&model), &ExportOptions::default());
+    write(&path, &*ModelConfig::from(config.clone()).family(None), &values(&model), &ExportOptions::default());
     assert!(tensors(&path)["transformer.h.1.attn.c_attn.bias"].2.iter().all(|byte| *byte == 0));
     assert_eq!(logits(&*load(&path)), logits(&model));
 }
@@ -212,7 +214,7 @@ fn a_deepseek_of_ours_has_the_same_logits_after_export() {
         let (model, folder) = (DeepSeek::init(&config, &moe, 5, &Device::flex()), tempfile::tempdir().unwrap());
         let path = folder.path().join("x");
         let options = ExportOptions { end_of_text: &[7], ..ExportOptions::default() };
-        write(&path, &*ModelConfig::DeepSeek(config.clone()).family(Some(&moe)), &values(&model), &options);
+        write(&path, &*ModelConfig::from(config.clone()).family(Some(&moe)), &values(&model), &options);
         assert_eq!(logits(&*load(&path)), logits(&model), "{moe:?}");
         for file in ["config.json", "generation_config.json"] {
             let json: serde_json::Value = serde_json::from_slice(&fs::read(path.join(file)).unwrap()).unwrap();
@@ -232,7 +234,7 @@ fn what_transformers_cannot_compute_is_refused_with_its_key() {
         let values = |_: &str| -> Result<Vec<f32>, Infallible> { unreachable!("refused before") };
         let error = export(
             &folder.path().join("x"),
-            &*ModelConfig::DeepSeek(config.clone()).family(Some(&moe)),
+            &*ModelConfig::from(config.clone()).family(Some(&moe)),
             &ExportOptions::default(),
             values,
         );
@@ -287,7 +289,7 @@ fn a_llama_is_exported_as_the_model_type_that_computes_it() {
         (&normed, Some(&MoeConfig { routed_scaling_factor: 2.0, ..moe.clone() }), Err("moe.routed_scaling_factor")),
     ] {
         let (model, folder) = (Llama::init(config, moe, 5, &Device::flex()), tempfile::tempdir().unwrap());
-        let (path, of, given) = (folder.path().join("x"), ModelConfig::Llama(config.clone()), values(&model));
+        let (path, of, given) = (folder.path().join("x"), ModelConfig::from(config.clone()), values(&model));
         let result =
             export(&path, &*of.family(moe), &ExportOptions::default(), |path| Ok::<_, Infallible>(given[path].clone()));
         match (result, expected) {
@@ -350,7 +352,7 @@ fn an_export_that_fails_leaves_nothing_and_one_over_files_is_refused() {
     let path = folder.path().join("x");
     let try_export = |dtype: Dtype, change: &Change| {
         let options = ExportOptions { dtype, ..ExportOptions::default() };
-        let result = export(&path, &*ModelConfig::Gpt2(config.clone()).family(None), &options, |name| {
+        let result = export(&path, &*ModelConfig::from(config.clone()).family(None), &options, |name| {
             change(name, given[name].clone())
         });
         result.map_err(|error| error.to_string())
@@ -411,7 +413,7 @@ fn folders_for_transformers() {
         let model = Gpt2::init(&config, 5, &Device::flex());
         put(
             &format!("our-gpt2-bias-{bias}"),
-            &*ModelConfig::Gpt2(config.clone()).family(None),
+            &*ModelConfig::from(config.clone()).family(None),
             &values(&model),
             logits(&model),
         );
@@ -424,7 +426,7 @@ fn folders_for_transformers() {
     let shared = MoeConfig { n_shared_experts: 2, n_group: 4, topk_group: 2, ..v2.clone() };
     for (name, moe) in [("our-v3", v3), ("our-v2", v2), ("our-v2-groups-shared", shared)] {
         let model = DeepSeek::init(&config, &moe, 5, &Device::flex());
-        put(name, &*ModelConfig::DeepSeek(config.clone()).family(Some(&moe)), &values(&model), logits(&model));
+        put(name, &*ModelConfig::from(config.clone()).family(Some(&moe)), &values(&model), logits(&model));
     }
     let dense = LlamaConfig { vocab_size: 65, hidden_size: 64, num_hidden_layers: 2, ..LlamaConfig::default() };
     let undivided = LlamaConfig { num_attention_heads: 3, num_key_value_heads: 1, head_dim: Some(8), ..dense.clone() };
@@ -441,6 +443,6 @@ fn folders_for_transformers() {
         ("our-qwen3-moe", &LlamaConfig { max_window_layers: 0, ..window.clone() }, Some(&moe)),
     ] {
         let model = Llama::init(config, moe, 5, &Device::flex());
-        put(name, &*ModelConfig::Llama(config.clone()).family(moe), &values(&model), logits(&model));
+        put(name, &*ModelConfig::from(config.clone()).family(moe), &values(&model), logits(&model));
     }
 }

@@ -8,8 +8,9 @@ use common::load;
 use fsdp::{AdamW, Fsdp, FsdpConfig, FsdpError, Optimizers};
 use model::{Batch, ExpertLoads, MicroBatch, Parallel, StepContext, Targets, Training};
 use safetensors::SafeTensors;
+use std::collections::BTreeMap;
 use std::fs;
-use test_kit::{Values, on_ranks, reference, stored_floats, stored_ints};
+use test_kit::{floats, on_ranks, reference, stored_floats, stored_ints};
 
 const STEPS: usize = 15;
 /// Of a loss, and of the share by which a norm differs. Measured: 1e-6 and 4e-7.
@@ -20,9 +21,10 @@ fn trained(name: &'static str, ranks: usize) -> Vec<[f64; 2]> {
     let mut of_ranks = on_ranks(ranks, move |comm| {
         let device = Device::flex();
         let pretrained = load(&reference(name));
-        let mut values = Values::default();
-        pretrained.model.visit(&mut values);
-        let values = values.by_path();
+        let mut values = BTreeMap::new();
+        pretrained.model.for_each_parameter(|path, _, value| {
+            values.insert(path.to_string(), floats(value));
+        });
         let (rank, config) = (
             comm.rank(),
             FsdpConfig {

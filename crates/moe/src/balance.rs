@@ -63,8 +63,8 @@ fn normalised(scores_ne: Tensor<2>) -> Tensor<2> {
 /// Computes the loss from each sequence's mean normalized scores and choices.
 fn loss(score_b1e: Tensor<3>, assigned_be: Tensor<2>) -> Tensor<1> {
     let [b, e] = assigned_be.dims();
-    // Each of the T tokens has chosen k experts.
-    let share_be = assigned_be.clone() / assigned_be.sum_dim(1) * e as f64;
+    // Each of the T tokens has chosen k experts. A sequence whose tokens have chosen none has a loss of 0.
+    let share_be = assigned_be.clone() / assigned_be.sum_dim(1).clamp_min(1.0) * e as f64;
     let load_b1e = share_be.unsqueeze_dim::<3>(1);
     (Tensor::from_inner(load_b1e) * score_b1e).sum() / b as f64
 }
@@ -103,6 +103,18 @@ pub(crate) fn router_z_loss_over(logits_ne: Tensor<2>, b: usize, ranks: &Sequenc
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn::tensor::Device;
+
+    #[test]
+    fn a_sequence_without_choices_has_no_loss() {
+        let (device, scores) = (Device::flex(), [[0.5, 0.5], [0.2, 0.8], [0.9, 0.1], [0.4, 0.6]]);
+        let loss = |assigned: [[i32; 2]; 2]| -> f32 {
+            let assigned = Tensor::<2, Int>::from_data(assigned, (&device, DType::I32));
+            sequence_balance_loss(Tensor::from_floats(scores, &device), assigned).into_scalar()
+        };
+        assert_eq!(loss([[0, 0], [1, 1]]), 0.5);
+        assert_eq!(loss([[0, 0], [0, 0]]), 0.0);
+    }
 
     #[test]
     fn the_bias_of_a_busy_expert_falls_and_that_of_an_idle_one_rises() {

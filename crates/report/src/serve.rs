@@ -114,8 +114,7 @@ impl Site {
         }
         let (key, page) = request.path[1..].split_once('/').unwrap_or((&request.path[1..], "none"));
         if !is_same(key, &self.key) {
-            let text =
-                "The address of this page has a key: take the whole URL that `train report --serve` has printed.\n";
+            let text = "The address of this page has a key: take the whole URL that the server has printed.\n";
             return Answer::new("403 Forbidden", TEXT, text);
         }
         match page {

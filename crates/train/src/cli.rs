@@ -13,12 +13,15 @@ use crate::commands::prepare::{self, PrepareArgs};
 use crate::commands::presets::{self, PresetsArgs};
 use crate::commands::report::{self, ReportArgs};
 use crate::commands::train::{TrainArgs, launch};
+use crate::config::add_family;
 use crate::error::TrainError;
 use crate::launch::Launch;
+use crate::program;
 use crate::terminal;
 use crate::unknown_argument;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use cpu::simd::Simd;
+use model::Architecture;
 use std::env;
 use std::error::Error;
 use std::process::ExitCode;
@@ -67,8 +70,43 @@ struct ConfigArgs {
     json: bool,
 }
 
-/// Parses the command line, runs the command, and prints its error.
-pub fn main() -> ExitCode {
+/// The program `train`, to which a program of your own can add families of models.
+#[derive(Debug)]
+pub struct Program(());
+
+/// The program `train`.
+///
+/// ```no_run
+/// use train::cli;
+///
+/// fn main() -> std::process::ExitCode {
+///     cli().run() // before it, .with::<MyConfig>() for a model of your own
+/// }
+/// ```
+pub fn cli() -> Program {
+    Program(())
+}
+
+impl Program {
+    /// Adds a family of models, and a preset that has its name and its defaults: `--model NAME`. Its keys are those of
+    /// the section `model`, as in `--set model.KEY=VALUE`.
+    ///
+    /// # Panics
+    /// If Kiln, or another family that was added, has a model or a preset of this name.
+    #[must_use]
+    pub fn with<C: Architecture>(self) -> Self {
+        add_family::<C>();
+        self
+    }
+
+    /// Parses the command line, runs the command, and prints its error.
+    pub fn run(self) -> ExitCode {
+        run()
+    }
+}
+
+fn run() -> ExitCode {
+    program::set_name();
     let command = command();
     let args: Vec<String> = env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     let matches = command.clone().try_get_matches();
@@ -86,7 +124,7 @@ pub fn main() -> ExitCode {
 
 /// The whole command line.
 fn command() -> clap::Command {
-    Cli::command().after_help(presets::help())
+    Cli::command().name(program::name()).after_help(presets::help())
 }
 
 impl Command {

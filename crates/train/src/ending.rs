@@ -2,14 +2,14 @@
 
 use crate::format::{count, duration, human, quoted};
 use crate::launch::Launch;
+use crate::program;
 use crate::terminal::{detail_to_stderr, to_stderr};
 use crate::trainer::Outcome;
-use std::env;
 
 /// Prints them to stderr.
 pub(crate) fn say(outcome: &Outcome, launch: &Launch) {
     to_stderr(&came_to(outcome));
-    let commands = commands(outcome, &program(), launch.processes());
+    let commands = commands(outcome, &program::path(), launch.processes());
     if !commands.is_empty() {
         detail_to_stderr("next:");
         commands.iter().for_each(|command| to_stderr(&format!("  {command}")));
@@ -38,12 +38,7 @@ fn resume(outcome: &Outcome, program: &str, processes: Option<usize>) -> Option<
 
 /// The command that resumes a stopped run, if it can be resumed.
 pub(crate) fn how_to_resume(outcome: &Outcome, launch: &Launch) -> Option<String> {
-    resume(outcome, &program(), launch.processes())
-}
-
-/// The name or path under which this program was called.
-fn program() -> String {
-    env::args().next().unwrap_or_else(|| "train".into())
+    resume(outcome, &program::path(), launch.processes())
 }
 
 /// Suggested commands for a shell in the same folder; `processes` is the number that `mpirun` started.

@@ -3,6 +3,7 @@
 use crate::config::ConfigError;
 use crate::format::quoted;
 use crate::hints;
+use crate::program;
 use checkpoint::CheckpointError;
 use comm::RankFailure;
 use data::DataError;
@@ -33,14 +34,15 @@ pub enum TrainError {
     #[error(
         "{} holds a run already: {}choose another folder with --out, or remove it",
         path.display(),
-        if *has_checkpoint { format!("resume it with `train --resume {}`, ", quoted(&path.display().to_string())) } else { String::new() }
+        if *has_checkpoint { format!("resume it with `{} --resume {}`, ", program::name(), quoted(&path.display().to_string())) } else { String::new() }
     )]
     RunExists { path: PathBuf, has_checkpoint: bool },
 
     #[error(
         "step {step}: the run folder {} is gone, deleted or moved while the run went on: if it was moved, resume it there with \
-         `train --resume DIR`, or else begin again",
-        path.display()
+         `{} --resume DIR`, or else begin again",
+        path.display(),
+        program::name()
     )]
     FolderGone { path: PathBuf, step: usize },
 

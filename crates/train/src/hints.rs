@@ -1,12 +1,13 @@
 //! Errors of `data` and `checkpoint` in the words of the command line: where those crates name what a caller can do,
 //! this names the flag, the key or the command.
 
+use crate::program;
 use checkpoint::CheckpointError;
 use data::DataError;
 
 /// The message of an error of `data`.
 pub(crate) fn data(error: &DataError) -> String {
-    let text = error.to_string();
+    let (text, program) = (error.to_string(), program::name());
     let say = |caller: &str, user: &str| replace_last(&text, caller, user);
     match error {
         DataError::NoSource => {
@@ -20,12 +21,19 @@ pub(crate) fn data(error: &DataError) -> String {
         | DataError::ParquetType { .. }
         | DataError::TableColumn { other: None, .. } => say(
             "as text_field",
-            "as data.text_field (--text-field NAME of `train prepare` and `train eval`, --set data.text_field=NAME in training)",
+            &format!(
+                "as data.text_field (--text-field NAME of `{program} prepare` and `{program} eval`, --set data.text_field=NAME in \
+                 training)"
+            ),
         ),
-        DataError::Tokens { .. } => say("prepare it again", "prepare it again (train prepare)"),
-        DataError::Meta { .. } => say("prepare the folder again", "prepare the folder again (train prepare)"),
+        DataError::Tokens { .. } => say("prepare it again", &format!("prepare it again ({program} prepare)")),
+        DataError::Meta { .. } => {
+            say("prepare the folder again", &format!("prepare the folder again ({program} prepare)"))
+        }
         DataError::DamagedCache { source, .. } => say(&source.to_string(), &data(source)),
-        DataError::ValFraction { .. } => say("val_fraction", "data.val_fraction (--val-fraction of `train prepare`)"),
+        DataError::ValFraction { .. } => {
+            say("val_fraction", &format!("data.val_fraction (--val-fraction of `{program} prepare`)"))
+        }
         DataError::MissingCrate { .. } | DataError::NotLocked { .. } => say("(shakespeare)", "(--data shakespeare)"),
         DataError::OtherTokenizer { .. } => say(
             "use the tokenizer of these tokens, give this folder as tokenizer",
@@ -43,7 +51,7 @@ pub(crate) fn data(error: &DataError) -> String {
 
 /// The message of an error of `checkpoint`.
 pub(crate) fn checkpoint(error: &CheckpointError) -> String {
-    let text = error.to_string();
+    let (text, program) = (error.to_string(), program::name());
     let say = |caller: &str, user: &str| replace_last(&text, caller, user);
     match error {
         CheckpointError::Write { .. } => say("write to another folder", "give the run another folder with --out"),
@@ -51,8 +59,11 @@ pub(crate) fn checkpoint(error: &CheckpointError) -> String {
             text + ", as `--resume auto` does by itself"
         }
         CheckpointError::OtherFormat { .. } => {
-            text + ", or with that version `train export --out DIR` and with this one `train import --hf DIR`, which \
-                    takes the weights but not AdamW's moments"
+            let (export, import) = (format!("{program} export --out DIR"), format!("{program} import --hf DIR"));
+            text + &format!(
+                ", or with that version `{export}` and with this one `{import}`, which takes the weights but not AdamW's \
+                 moments"
+            )
         }
         CheckpointError::NoBest { .. } => {
             say("no best validation", "no best validation (train.val_every, checkpoint.keep_best)")

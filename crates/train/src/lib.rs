@@ -4,7 +4,8 @@
 //! cli ─> config ─> data ─> run ─> one trainer per rank ─> fsdp (units of model) ─> metrics ─> validation, sample
 //! ```
 //!
-//! The program is this library's [`cli`]. The parts are public so that you can drive a run yourself:
+//! The program is this library's [`cli`], to which a program of your own can add a model: see the example `own_model`.
+//! The parts are public so that you can drive a run yourself:
 //!
 //! ```
 //! use train::config::{Config, Source};
@@ -19,7 +20,7 @@ pub mod allocator;
 mod atomic_write;
 mod batch;
 mod batches;
-pub mod cli;
+mod cli;
 mod commands;
 pub mod config;
 mod copies;
@@ -40,6 +41,7 @@ mod machine;
 mod memory_check;
 mod metrics;
 mod overview;
+mod program;
 mod progress;
 mod recorder;
 mod resume;
@@ -59,6 +61,7 @@ mod vocabulary;
 mod workload;
 mod z_score;
 
+pub use cli::{Program, cli};
 pub use device::Devices;
 pub use error::TrainError;
 pub use run::train;

@@ -4,6 +4,7 @@ use crate::config::Config;
 use crate::end_of_text;
 use crate::error::TrainError;
 use crate::memory_check;
+use crate::program;
 use crate::resume;
 use crate::run_folder::{CONFIG, RUNS, config_in, run_of};
 use crate::units::new_model;
@@ -27,7 +28,8 @@ pub enum SavedError {
     #[error("there is no run {}: {hint}", path.display())]
     NoRun { path: PathBuf, hint: String },
     #[error(
-        "{path} is a Hugging Face folder: make a run of it with `train import --hf {path} --out RUN`, and give that",
+        "{path} is a Hugging Face folder: make a run of it with `{} import --hf {path} --out RUN`, and give that",
+        program::name(),
         path = path.display()
     )]
     HuggingFace { path: PathBuf },

@@ -187,12 +187,9 @@ impl<'a> Trainer<'a> {
         let config = FsdpConfig { allocated, ..config };
         let mut fsdp = match &job.resume {
             None => Fsdp::new(units, comm, config)?,
-            Some(resume) => resume.load(
-                Unloaded::new(units, comm, config)?,
-                &job.config.family().initial(job.config.train.seed),
-                rank,
-                world_size,
-            )?,
+            Some(resume) => {
+                resume.load(Unloaded::new(units, comm, config)?, &job.config.initial(), rank, world_size)?
+            }
         };
         if rank == 0 {
             let first = 1 + job.resume.as_ref().map_or(0, Resume::step);

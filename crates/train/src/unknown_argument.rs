@@ -155,7 +155,7 @@ fn stray(given: &str, args: &[String]) -> Option<String> {
         return Some(format!("did you mean `--resume {run}`?"));
     }
     let model = preset_meant(given).map(|preset| format!("did you mean `--model {}`?", preset.name));
-    model.or_else(|| foreign::command(given).filter(|_| place == 0).map(str::to_string))
+    model.or_else(|| foreign::command(given).filter(|_| place == 0))
 }
 
 /// The kinds of model, starting with the one that the arguments name.
@@ -163,7 +163,7 @@ fn kinds(args: &[String]) -> Vec<&'static str> {
     let preset = value_of("--model", args).map(Source::Preset);
     let source = preset.or_else(|| value_of("--config", args).map(|file| Source::File(Path::new(file))));
     let named = source.and_then(|source| Config::load(source, &[]).ok()).map(|config| config.model.type_name());
-    let others = ModelConfig::TYPES.into_iter().filter(|kind| Some(*kind) != named);
+    let others = ModelConfig::types().into_iter().filter(|kind| Some(*kind) != named);
     named.into_iter().chain(others).collect()
 }
 

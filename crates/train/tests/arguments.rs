@@ -7,6 +7,7 @@ use common::{TINY, folder_with_text, metrics, program, run, succeed, values};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use train::config::{Config, Source};
 
 /// The configuration that `train config` prints for these arguments.
@@ -157,4 +158,16 @@ fn the_first_of_several_processes_that_know_nothing_of_each_other_warns() {
 
     let log = fs::read_to_string(folder.path().join("first/logs/rank-0.txt")).unwrap();
     assert!(log.contains("rank 0 of 1 on cpu"), "{log}");
+}
+
+#[test]
+fn kiln_is_the_same_program_and_names_itself_in_its_advice() {
+    let kiln = |args: &[&str]| {
+        let answer = Command::new(env!("CARGO_BIN_EXE_kiln")).args(args).output().unwrap();
+        String::from_utf8([answer.stdout, answer.stderr].concat()).unwrap()
+    };
+    let help = kiln(&["--help"]);
+    assert!(help.contains("Usage: kiln [OPTIONS]") && help.contains("gpt2-124m"), "{help}");
+    assert!(kiln(&["convert"]).contains("did you mean `kiln export RUN --out DIR`"));
+    assert!(kiln(&["man", "nothing"]).contains("`kiln --help` lists them"));
 }

@@ -16,6 +16,7 @@
 //! router reads and keeps its input and scores in fp32. The formulas of a family's blocks stand in its `cost.rs`.
 
 use super::Workload;
+use crate::ParameterSpec;
 use fsdp::CallBytes;
 use moe::MoeConfig;
 
@@ -29,6 +30,17 @@ impl Workload {
     pub(crate) fn call_bytes(&self, width: f64, kept: f64, backward: f64) -> CallBytes {
         let input = self.kept(width);
         CallBytes { input: input as usize, graph: (input + NODES * kept) as usize, backward: backward as usize }
+    }
+
+    /// A call of whose operations only the matrices are known, by the prefix of their names: it keeps the inputs and
+    /// the outputs of their products.
+    pub(crate) fn products_bytes(&self, d: f64, prefix: &str, parameters: &[ParameterSpec]) -> CallBytes {
+        let of_call = parameters.iter().filter(|parameter| parameter.name.starts_with(prefix));
+        let width = |parameter: &ParameterSpec| match parameter.shape[..] {
+            [from, to] => (from + to) as f64,
+            _ => 0.0,
+        };
+        self.call_bytes(d, self.kept(of_call.map(width).sum()), 0.0)
     }
 
     /// Bytes of `width` elements per token in the type of the activations.

@@ -6,6 +6,8 @@
 pub(crate) mod kept;
 pub(crate) mod received;
 
+use crate::ParameterSpec;
+
 /// A full micro-batch, how it is computed, and the ranks that share it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Workload {
@@ -64,4 +66,16 @@ impl std::iter::Sum for Flops {
         };
         all.fold(Self::default(), add)
     }
+}
+
+/// FLOPs of the products in each call of a forward: those with parameters of `blocks.N` in block N, others in the last
+/// call. The embedding, which is only looked up, has none.
+pub(crate) fn product_flops(blocks: usize, calls_after_blocks: usize, parameters: &[ParameterSpec]) -> Vec<Flops> {
+    let last = blocks + calls_after_blocks;
+    let mut calls = vec![Flops::default(); 1 + last];
+    for parameter in parameters {
+        let block = || parameter.name.strip_prefix("blocks.")?.split('.').next()?.parse::<usize>().ok();
+        calls[block().map_or(last, |block| 1 + block)].products += parameter.flops_per_token();
+    }
+    calls
 }

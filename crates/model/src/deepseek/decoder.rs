@@ -23,14 +23,7 @@ use fused::embedding;
 impl Decoder for DeepSeek {
     fn calls(&self, training: &Training) -> Calls<Self, Batch> {
         let (mut calls, vocab) = (Calls::new(), self.config.vocab_size);
-        let of = training.parallel.sequences.tp.clone();
-        calls.first(
-            "embed",
-            |deepseek: &Self| &deepseek.embed,
-            move |table: &Embedding, batch: &Batch| {
-                vocabulary::embed(&of, table.weight.val(), batch.inputs_bt.clone(), vocab)
-            },
-        );
+        training.add_embedding(&mut calls, |deepseek: &Self| &deepseek.embed, vocab);
         training.add_blocks(&mut calls, (|deepseek: &Self| &deepseek.blocks, self.blocks.len()), Block::forward_over);
         let (of, tp) = (training.clone(), training.parallel.sequences.tp.clone());
         if self.mtp.is_empty() {

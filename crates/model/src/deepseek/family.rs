@@ -3,24 +3,56 @@
 use super::{cost, hf, parameters};
 use crate::cost::{Flops, Workload};
 use crate::family::{Family, HuggingFace, Size};
+use crate::hf::{Folder, HfError, SourceOf};
 use crate::layers::mixture::validate_moe;
-use crate::{DeepSeekConfig, Initial, ParameterSpec};
+use crate::{Architecture, DeepSeek, DeepSeekConfig, ParameterSpec};
+use burn::tensor::Device;
 use fsdp::{CallBytes, CallTraffic};
 use moe::MoeConfig;
 
+impl Architecture for DeepSeekConfig {
+    type Model = DeepSeek;
+
+    const TYPE: &'static str = "deepseek";
+    const ABOUT: &'static str = "DeepSeek-V2/V3: latent attention and experts.";
+    const MODEL_TYPES: &'static [&'static str] = &["deepseek_v2", "deepseek_v3"];
+
+    fn family<'a>(&'a self, moe: Option<&'a MoeConfig>) -> Box<dyn Family + 'a> {
+        let has_experts = moe.is_some();
+        Box::new(DeepSeekFamily { shape: self, moe: moe.cloned().unwrap_or_default(), has_experts })
+    }
+
+    fn model(&self, moe: Option<&MoeConfig>, device: &Device) -> DeepSeek {
+        DeepSeek::new(self, &moe.cloned().unwrap_or_default(), device)
+    }
+
+    fn set_vocab_size(&mut self, vocab_size: usize) {
+        self.vocab_size = vocab_size;
+    }
+
+    fn set_blocks(&mut self, blocks: usize) {
+        self.num_hidden_layers = blocks;
+    }
+
+    fn default_experts() -> Option<MoeConfig> {
+        Some(MoeConfig::default())
+    }
+
+    fn from_hugging_face(folder: &Folder) -> Result<(Self, Option<MoeConfig>), HfError> {
+        hf::config(folder).map(|(shape, moe)| (shape, Some(moe)))
+    }
+
+    fn hugging_face_names(folder: &Folder) -> SourceOf {
+        Box::new(hf::names(folder))
+    }
+}
+
 /// A DeepSeek, known by its shape and its experts.
-pub struct DeepSeekFamily<'a> {
+struct DeepSeekFamily<'a> {
     shape: &'a DeepSeekConfig,
     /// The defaults if the configuration has none.
     moe: MoeConfig,
     has_experts: bool,
-}
-
-impl<'a> DeepSeekFamily<'a> {
-    /// A DeepSeek of this shape with these experts.
-    pub fn new(shape: &'a DeepSeekConfig, moe: Option<&MoeConfig>) -> Self {
-        Self { shape, moe: moe.cloned().unwrap_or_default(), has_experts: moe.is_some() }
-    }
 }
 
 impl Family for DeepSeekFamily<'_> {
@@ -121,12 +153,12 @@ impl Family for DeepSeekFamily<'_> {
         sizes
     }
 
-    fn parameters(&self) -> Vec<ParameterSpec> {
-        parameters::parameters(self.shape, &self.moe)
+    fn context_parallel(&self) -> bool {
+        true
     }
 
-    fn initial(&self, seed: u64) -> Initial {
-        Initial::new("deepseek", seed, self.parameters())
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        parameters::parameters(self.shape, &self.moe)
     }
 
     /// The head; with multi-token prediction its norm, the embedding, the modules, and the output matrix.
@@ -157,7 +189,7 @@ impl Family for DeepSeekFamily<'_> {
         }
     }
 
-    fn hugging_face(&self) -> Box<dyn HuggingFace + '_> {
-        Box::new(hf::DeepSeekFolder { shape: self.shape, moe: &self.moe })
+    fn hugging_face(&self) -> Option<Box<dyn HuggingFace + '_>> {
+        Some(Box::new(hf::DeepSeekFolder { shape: self.shape, moe: &self.moe }))
     }
 }

@@ -14,13 +14,12 @@ mod speculative;
 
 pub use block::Block;
 pub use config::DeepSeekConfig;
-pub(crate) use family::DeepSeekFamily;
 pub use mla::Mla;
 pub use mtp::Mtp;
 pub use speculative::{Drafts, generate_speculative};
 
 use crate::layers::vocabulary::VocabularyHead;
-use crate::{ExpertLoads, Initial, LanguageModel, MtpBatch, RmsNorm, Rope, Targets};
+use crate::{Architecture, ExpertLoads, Initial, LanguageModel, MtpBatch, RmsNorm, Rope, Targets};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
@@ -67,12 +66,13 @@ impl DeepSeek {
 
     /// The initialization that [`init`](Self::init) applies.
     pub fn initial(config: &DeepSeekConfig, moe: &MoeConfig, seed: u64) -> Initial {
-        Initial::new("deepseek", seed, parameters::parameters(config, moe))
+        Initial::new(DeepSeekConfig::TYPE, seed, parameters::parameters(config, moe))
     }
 
-    /// Returns the model with its selection biases moved after an optimizer step on one device, given the loads that the
-    /// step's [`calls`](crate::Decoder::calls) have recorded; see [`MoeLayer::update_bias`](moe::MoeLayer::update_bias).
-    /// Sharded runs use [`layer_loads`](crate::layer_loads) instead.
+    /// Returns the model with its selection biases moved after an optimizer step on one device, given the loads that
+    /// the step's [`calls`](crate::Decoder::calls) have recorded; see
+    /// [`MoeLayer::update_bias`](moe::MoeLayer::update_bias). Sharded runs use [`layer_loads`](crate::layer_loads)
+    /// instead.
     pub fn update_biases(mut self, loads: &ExpertLoads) -> Self {
         let blocks = self.blocks.iter_mut().chain(self.mtp.iter_mut().map(|mtp| &mut mtp.block));
         loads.update_biases(blocks.filter_map(|block| Some((block.layer, block.mlp.moe_mut()?))));

@@ -4,21 +4,47 @@ use super::parameters::{self, inner};
 use super::{cost, hf};
 use crate::cost::{Flops, Workload};
 use crate::family::{Family, HuggingFace, Size};
-use crate::{Gpt2Config, Initial, ParameterSpec};
+use crate::hf::{Folder, HfError, SourceOf};
+use crate::{Architecture, Gpt2, Gpt2Config, ParameterSpec};
+use burn::tensor::Device;
 use fsdp::{CallBytes, CallTraffic};
 use moe::MoeConfig;
 
-/// A GPT-2, known by its shape.
-pub struct Gpt2Family<'a> {
-    shape: &'a Gpt2Config,
-    has_experts: bool,
+impl Architecture for Gpt2Config {
+    type Model = Gpt2;
+
+    const TYPE: &'static str = "gpt2";
+    const ABOUT: &'static str = "GPT-2.";
+    const MODEL_TYPES: &'static [&'static str] = &["gpt2"];
+
+    fn family<'a>(&'a self, _: Option<&'a MoeConfig>) -> Box<dyn Family + 'a> {
+        Box::new(Gpt2Family { shape: self })
+    }
+
+    fn model(&self, _: Option<&MoeConfig>, device: &Device) -> Gpt2 {
+        Gpt2::new(self, device)
+    }
+
+    fn set_vocab_size(&mut self, vocab_size: usize) {
+        self.vocab_size = vocab_size;
+    }
+
+    fn set_blocks(&mut self, blocks: usize) {
+        self.n_layer = blocks;
+    }
+
+    fn from_hugging_face(folder: &Folder) -> Result<(Self, Option<MoeConfig>), HfError> {
+        Ok((hf::config(folder)?, None))
+    }
+
+    fn hugging_face_names(folder: &Folder) -> SourceOf {
+        Box::new(hf::names(folder))
+    }
 }
 
-impl<'a> Gpt2Family<'a> {
-    /// A GPT-2 of this shape, which cannot have experts.
-    pub fn new(shape: &'a Gpt2Config, moe: Option<&MoeConfig>) -> Self {
-        Self { shape, has_experts: moe.is_some() }
-    }
+/// A GPT-2, known by its shape.
+struct Gpt2Family<'a> {
+    shape: &'a Gpt2Config,
 }
 
 impl Family for Gpt2Family<'_> {
@@ -43,14 +69,7 @@ impl Family for Gpt2Family<'_> {
     }
 
     fn validate(&self) -> Result<(), String> {
-        Gpt2Config { vocab_size: self.shape.vocab_size.max(1), ..self.shape.clone() }.validate()?;
-        match self.has_experts {
-            true => Err(
-                "there is a `moe` section, but model.type gpt2 has no experts: remove it, or take llama or deepseek"
-                    .into(),
-            ),
-            false => Ok(()),
-        }
+        Gpt2Config { vocab_size: self.shape.vocab_size.max(1), ..self.shape.clone() }.validate()
     }
 
     fn parameter_count(&self) -> f64 {
@@ -78,12 +97,12 @@ impl Family for Gpt2Family<'_> {
         vec![("model.n_head", self.shape.n_head), ("model.n_inner", inner(self.shape))]
     }
 
-    fn parameters(&self) -> Vec<ParameterSpec> {
-        parameters::parameters(self.shape)
+    fn context_parallel(&self) -> bool {
+        true
     }
 
-    fn initial(&self, seed: u64) -> Initial {
-        Initial::new("gpt2", seed, self.parameters())
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        parameters::parameters(self.shape)
     }
 
     fn flops(&self) -> Vec<Flops> {
@@ -98,7 +117,7 @@ impl Family for Gpt2Family<'_> {
         cost::traffic(self.shape, workload)
     }
 
-    fn hugging_face(&self) -> Box<dyn HuggingFace + '_> {
-        Box::new(hf::Gpt2Folder(self.shape))
+    fn hugging_face(&self) -> Option<Box<dyn HuggingFace + '_>> {
+        Some(Box::new(hf::Gpt2Folder(self.shape)))
     }
 }

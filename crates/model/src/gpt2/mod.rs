@@ -8,14 +8,13 @@ pub(crate) mod hf;
 mod parameters;
 
 pub use config::Gpt2Config;
-pub(crate) use family::Gpt2Family;
 
 use crate::cache::{Chunk, LayerCache};
 use crate::layers::dropout::{LayerDropout, Site};
 use crate::layers::norm::project;
 use crate::layers::ring::{Keys, Ring};
 use crate::layers::vocabulary::{self, VocabularyHead};
-use crate::{Initial, LayerNorm, MicroBatch, Parallel, Targets};
+use crate::{Architecture, Initial, LayerNorm, MicroBatch, Parallel, Targets};
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -90,7 +89,7 @@ impl Gpt2 {
 
     /// The initialization that [`init`](Self::init) applies.
     pub fn initial(config: &Gpt2Config, seed: u64) -> Initial {
-        Initial::new("gpt2", seed, parameters::parameters(config))
+        Initial::new(Gpt2Config::TYPE, seed, parameters::parameters(config))
     }
 
     /// Returns a model whose parameters are not set yet.

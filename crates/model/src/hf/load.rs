@@ -27,7 +27,7 @@ impl Pretrained {
         let family = config.family(moe.as_ref());
         let source_of = names(folder)?;
         let model = config.model(moe.as_ref(), device).fill(|path, shape| values(folder, &source_of(path), shape))?;
-        let format = family.hugging_face();
+        let format = family.hugging_face().expect("a family that reads folders knows their format");
         format.check(folder)?;
         let unread = folder.unread().into_iter().filter(|name| !format.is_buffer(name)).collect();
         drop(format);

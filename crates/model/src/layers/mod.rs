@@ -14,4 +14,5 @@ pub use mlp::{BlockOutput, Mlp};
 pub use norm::{LayerNorm, RmsNorm};
 pub use rope::Rope;
 pub use rope_scaling::{RopeScaling, RopeType};
+pub use vocabulary::VocabularyHead;
 pub use yarn::YarnConfig;

@@ -31,8 +31,10 @@ fn own<const D: usize>(tokens: Tensor<D, Int>, part: &Range<usize>) -> (Tensor<D
 
 /// An output head, `[d, vocab]` or `[vocab, d]` if `transposed`; a rank holds its part of the vocabulary dimension.
 #[derive(Clone)]
-pub(crate) struct VocabularyHead {
+pub struct VocabularyHead {
+    /// The matrix, or this rank's part of it.
     pub weight: Tensor<2>,
+    /// Whether it is `[vocab, d]`.
     pub transposed: bool,
     /// Size of the vocabulary over all ranks.
     pub vocab: usize,

@@ -13,7 +13,7 @@
 //! By the convention of [`Flops`], attention counts all tokens before a position, also those outside of a window.
 
 use crate::cost::received::Rows;
-use crate::cost::{Flops, Workload};
+use crate::cost::{Flops, Workload, product_flops};
 use crate::{LlamaConfig, ParameterSpec};
 use fsdp::{CallBytes, CallTraffic};
 use moe::MoeConfig;
@@ -21,12 +21,7 @@ use moe::MoeConfig;
 /// The embedding, every block, and the calls after them.
 pub(super) fn flops(shape: &LlamaConfig, parameters: &[ParameterSpec]) -> Vec<Flops> {
     let blocks = shape.num_hidden_layers;
-    let last = blocks + if shape.tie_word_embeddings { 2 } else { 1 };
-    let mut calls = vec![Flops::default(); 1 + last];
-    for parameter in parameters {
-        let block = || parameter.name.strip_prefix("blocks.")?.split('.').next()?.parse::<usize>().ok();
-        calls[block().map_or(last, |block| 1 + block)].products += parameter.flops_per_token();
-    }
+    let mut calls = product_flops(blocks, if shape.tie_word_embeddings { 2 } else { 1 }, parameters);
     let attention = 6.0 * (shape.num_attention_heads * 2 * shape.head_dim()) as f64;
     calls[1..=blocks].iter_mut().for_each(|call| call.attention = attention);
     calls

@@ -1,13 +1,12 @@
-//! Llama as a [`Decoder`]: the list of its calls (the embedding, each block, and the head), and generation with a cache.
+//! Llama as a [`Decoder`]: the list of its calls (the embedding, each block, and the head), and generation with a
+//! cache.
 //!
 //! With an output matrix of its own the head is one call. If the output matrix is the embedding, the head's unit holds
 //! the final norm only, and a second call of the embedding's unit computes the loss.
 
 use super::{Llama, LlamaBlock, LlamaHead, tied_losses};
 use crate::cache::{Chunk, LayerCache};
-use crate::layers::vocabulary;
 use crate::{Batch, Decoder, Training};
-use burn::nn::Embedding;
 use burn::tensor::{Int, Tensor};
 use fsdp::Calls;
 use fused::{embedding, linear, linear_transposed};
@@ -15,14 +14,7 @@ use fused::{embedding, linear, linear_transposed};
 impl Decoder for Llama {
     fn calls(&self, training: &Training) -> Calls<Self, Batch> {
         let (mut calls, vocab) = (Calls::new(), self.config.vocab_size);
-        let of = training.parallel.sequences.tp.clone();
-        calls.first(
-            "embed",
-            |llama: &Self| &llama.embed,
-            move |table: &Embedding, batch: &Batch| {
-                vocabulary::embed(&of, table.weight.val(), batch.inputs_bt.clone(), vocab)
-            },
-        );
+        training.add_embedding(&mut calls, |llama: &Self| &llama.embed, vocab);
         training.add_blocks(&mut calls, (|llama: &Self| &llama.blocks, self.blocks.len()), LlamaBlock::forward_over);
         let (of, tp) = (training.clone(), training.parallel.sequences.tp.clone());
         match self.head.lm_head {

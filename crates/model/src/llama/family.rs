@@ -3,23 +3,56 @@
 use super::{cost, hf, parameters};
 use crate::cost::{Flops, Workload};
 use crate::family::{Family, HuggingFace, Size};
+use crate::hf::{Folder, HfError, SourceOf};
 use crate::layers::mixture::{mixture_count, validate_moe};
-use crate::{Initial, LlamaConfig, ParameterSpec};
+use crate::{Architecture, Llama, LlamaConfig, ParameterSpec};
+use burn::tensor::Device;
 use fsdp::{CallBytes, CallTraffic};
 use moe::MoeConfig;
 
-/// A Llama, known by its shape and its experts.
-pub struct LlamaFamily<'a> {
+impl Architecture for LlamaConfig {
+    type Model = Llama;
+
+    const TYPE: &'static str = "llama";
+    const ABOUT: &'static str = "Llama, Mistral, Qwen2 and Qwen3; Mixtral and Qwen3-MoE with a `moe` section.";
+    const MODEL_TYPES: &'static [&'static str] = &hf::MODEL_TYPES;
+
+    fn family<'a>(&'a self, moe: Option<&'a MoeConfig>) -> Box<dyn Family + 'a> {
+        Box::new(LlamaFamily { shape: self, moe })
+    }
+
+    fn model(&self, moe: Option<&MoeConfig>, device: &Device) -> Llama {
+        Llama::new(self, moe, device)
+    }
+
+    fn set_vocab_size(&mut self, vocab_size: usize) {
+        self.vocab_size = vocab_size;
+    }
+
+    fn set_blocks(&mut self, blocks: usize) {
+        self.num_hidden_layers = blocks;
+    }
+
+    fn default_experts() -> Option<MoeConfig> {
+        Some(MoeConfig::default())
+    }
+
+    fn from_hugging_face(folder: &Folder) -> Result<(Self, Option<MoeConfig>), HfError> {
+        hf::config(folder)
+    }
+
+    fn hugging_face_names(folder: &Folder) -> SourceOf {
+        Box::new(hf::names(folder))
+    }
+}
+
+/// A Llama, known by its shape and its experts; without experts all blocks are dense.
+struct LlamaFamily<'a> {
     shape: &'a LlamaConfig,
     moe: Option<&'a MoeConfig>,
 }
 
 impl<'a> LlamaFamily<'a> {
-    /// A Llama of this shape; without experts all blocks are dense.
-    pub fn new(shape: &'a LlamaConfig, moe: Option<&'a MoeConfig>) -> Self {
-        Self { shape, moe }
-    }
-
     /// The experts of a block.
     fn experts_of(&self, layer: usize) -> Option<&'a MoeConfig> {
         self.shape.experts_of(layer, self.moe)
@@ -139,12 +172,12 @@ impl Family for LlamaFamily<'_> {
         sizes
     }
 
-    fn parameters(&self) -> Vec<ParameterSpec> {
-        parameters::parameters(self.shape, self.moe)
+    fn context_parallel(&self) -> bool {
+        true
     }
 
-    fn initial(&self, seed: u64) -> Initial {
-        Initial::new("llama", seed, self.parameters())
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        parameters::parameters(self.shape, self.moe)
     }
 
     /// The head; its norm and the embedding if they are tied.
@@ -168,7 +201,7 @@ impl Family for LlamaFamily<'_> {
         format!("blocks.{layer}.mlp.Moe.router.bias")
     }
 
-    fn hugging_face(&self) -> Box<dyn HuggingFace + '_> {
-        Box::new(hf::LlamaFolder::new(self.shape, self.moe))
+    fn hugging_face(&self) -> Option<Box<dyn HuggingFace + '_>> {
+        Some(Box::new(hf::LlamaFolder::new(self.shape, self.moe)))
     }
 }

@@ -10,11 +10,10 @@ mod parameters;
 
 pub use attention::LlamaAttention;
 pub use config::LlamaConfig;
-pub(crate) use family::LlamaFamily;
 
 use crate::cache::{Chunk, LayerCache};
 use crate::layers::vocabulary::VocabularyHead;
-use crate::{BlockOutput, ExpertLoads, Initial, MicroBatch, Mlp, Parallel, RmsNorm, Rope, Targets};
+use crate::{Architecture, BlockOutput, ExpertLoads, Initial, MicroBatch, Mlp, Parallel, RmsNorm, Rope, Targets};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
@@ -66,12 +65,13 @@ impl Llama {
 
     /// The initialization that [`init`](Self::init) applies.
     pub fn initial(config: &LlamaConfig, moe: Option<&MoeConfig>, seed: u64) -> Initial {
-        Initial::new("llama", seed, parameters::parameters(config, moe))
+        Initial::new(LlamaConfig::TYPE, seed, parameters::parameters(config, moe))
     }
 
-    /// Returns the model with its selection biases moved after an optimizer step on one device, given the loads that the
-    /// step's [`calls`](crate::Decoder::calls) have recorded; see [`MoeLayer::update_bias`](moe::MoeLayer::update_bias).
-    /// Sharded runs use [`layer_loads`](crate::layer_loads) instead.
+    /// Returns the model with its selection biases moved after an optimizer step on one device, given the loads that
+    /// the step's [`calls`](crate::Decoder::calls) have recorded; see
+    /// [`MoeLayer::update_bias`](moe::MoeLayer::update_bias). Sharded runs use [`layer_loads`](crate::layer_loads)
+    /// instead.
     pub fn update_biases(mut self, loads: &ExpertLoads) -> Self {
         let blocks = self.blocks.iter_mut().enumerate();
         loads.update_biases(blocks.filter_map(|(layer, block)| Some((layer, block.mlp.moe_mut()?))));

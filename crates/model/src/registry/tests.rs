@@ -1,8 +1,7 @@
 //! What a family says of its parameters is true of its modules.
 
 use super::*;
-use crate::{ParameterSpec, Workload};
-use crate::{Sharding, visited};
+use crate::{Gpt2, Llama, ParameterSpec, Sharding, Workload, visited};
 use proptest::prelude::*;
 
 /// A GPT-2, a DeepSeek, and Llamas with and without experts, of these sizes.
@@ -62,33 +61,61 @@ fn models(
     };
     let qwen3_moe = LlamaConfig { mlp_only_layers: (0..dense.min(3)).collect(), ..llama.clone() };
     [
-        (ModelConfig::Gpt2(gpt2), None),
-        (ModelConfig::Llama(llama), None),
-        (ModelConfig::Llama(qwen3_moe), Some(moe.clone())),
-        (ModelConfig::DeepSeek(deepseek), Some(moe)),
+        (ModelConfig::from(gpt2), None),
+        (ModelConfig::from(llama), None),
+        (ModelConfig::from(qwen3_moe), Some(moe.clone())),
+        (ModelConfig::from(deepseek), Some(moe)),
     ]
 }
 
 fn visited_of(model: &AnyModel) -> Vec<(String, Vec<usize>)> {
-    match model {
-        AnyModel::Gpt2(model) => visited(model),
-        AnyModel::Llama(model) => visited(model),
-        AnyModel::DeepSeek(model) => visited(model),
-    }
+    let of =
+        [model.get::<Gpt2>().map(visited), model.get::<Llama>().map(visited), model.get::<DeepSeek>().map(visited)];
+    of.into_iter().flatten().next().expect("it is of one of these families")
 }
 
-/// What is made for each family, such as its part of the documentation, is made from these lists.
+/// What is made for each family, such as its part of the documentation, is made from the registry.
 #[test]
-fn every_type_of_model_is_in_all_lists_under_its_name_in_a_configuration() {
+fn every_type_of_model_is_in_the_registry_under_its_name_in_a_configuration() {
     let families = ModelConfig::families();
-    let types: Vec<&str> = families.iter().map(|(model, _)| model.type_name()).collect();
-    assert_eq!(types, ModelConfig::TYPES, "`families` and `TYPES`");
     for (model, _) in &families {
-        assert_eq!(serde_json::to_value(model).unwrap()["type"], model.type_name(), "`TYPES`");
+        let written = serde_json::to_value(model).unwrap();
+        assert_eq!(written["type"], model.type_name());
+        assert_eq!(&serde_json::from_value::<ModelConfig>(written).unwrap(), model);
     }
     let mut tested = models([1; 8], [true; 2], [None; 2], (1, 1)).map(|(model, _)| model.type_name()).to_vec();
     tested.dedup();
-    assert_eq!(tested, ModelConfig::TYPES, "`models` of this file");
+    assert_eq!(tested, ModelConfig::types(), "`models` of this file");
+}
+
+/// A configuration with the `model.type` of another family.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+struct SecondGpt2 {}
+
+impl Architecture for SecondGpt2 {
+    type Model = Gpt2;
+
+    const TYPE: &'static str = "gpt2";
+    const ABOUT: &'static str = "";
+
+    fn family<'a>(&'a self, _: Option<&'a MoeConfig>) -> Box<dyn Family + 'a> {
+        unreachable!("it is not added")
+    }
+
+    fn model(&self, _: Option<&MoeConfig>, _: &Device) -> Gpt2 {
+        unreachable!("it is not added")
+    }
+
+    fn set_vocab_size(&mut self, _: usize) {}
+
+    fn set_blocks(&mut self, _: usize) {}
+}
+
+#[test]
+#[should_panic(expected = "model.type gpt2 is another family's")]
+fn a_family_with_the_name_of_another_is_refused() {
+    ModelConfig::add::<Gpt2Config>(); // it is there already
+    ModelConfig::add::<SecondGpt2>();
 }
 
 proptest! {
@@ -139,7 +166,7 @@ fn names(config: &ModelConfig, moe: Option<&MoeConfig>, holds: impl Fn(&Paramete
 #[test]
 fn these_parameters_are_whole_on_every_tensor_parallel_rank() {
     let is_whole = |parameter: &ParameterSpec| !matches!(parameter.sharding, Sharding::Tensor(_));
-    let gpt2 = ModelConfig::Gpt2(Gpt2Config { n_layer: 1, ..Gpt2Config::default() });
+    let gpt2 = ModelConfig::from(Gpt2Config { n_layer: 1, ..Gpt2Config::default() });
     let norms = |of: &'static str| ["beta", "gamma"].map(|part| format!("{of}.{part}"));
     let mut expected: Vec<String> =
         ["blocks.attn.c_proj.bias", "blocks.mlp.c_proj.bias", "ends.wpe.weight"].map(String::from).into();
@@ -147,7 +174,7 @@ fn these_parameters_are_whole_on_every_tensor_parallel_rank() {
     expected.sort();
     assert_eq!(names(&gpt2, None, is_whole), expected);
 
-    let deepseek = ModelConfig::DeepSeek(DeepSeekConfig {
+    let deepseek = ModelConfig::from(DeepSeekConfig {
         num_hidden_layers: 2,
         first_k_dense_replace: 1,
         q_lora_rank: Some(4),

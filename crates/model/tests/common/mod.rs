@@ -4,7 +4,7 @@
 
 use burn::tensor::Device;
 use model::hf::{Folder, Pretrained};
-use model::{AnyModel, DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, Llama, LlamaConfig, ModelConfig};
+use model::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, Llama, LlamaConfig};
 use moe::MoeConfig;
 use std::path::Path;
 
@@ -43,13 +43,14 @@ pub enum Loaded {
 
 impl From<Pretrained> for Loaded {
     fn from(Pretrained { config, moe, model, .. }: Pretrained) -> Self {
-        match (config, model) {
-            (ModelConfig::Gpt2(config), AnyModel::Gpt2(model)) => Self::Gpt2(config, model),
-            (ModelConfig::Llama(config), AnyModel::Llama(model)) => Self::Llama(config, moe, model),
-            (ModelConfig::DeepSeek(config), AnyModel::DeepSeek(model)) => {
-                Self::DeepSeek(config, moe.expect("its experts"), model)
-            }
-            _ => unreachable!("configuration and model are of one family"),
+        if let (Some(config), Some(model)) = (config.get::<Gpt2Config>(), model.get::<Gpt2>()) {
+            return Self::Gpt2(config.clone(), model.clone());
         }
+        if let (Some(config), Some(model)) = (config.get::<LlamaConfig>(), model.get::<Llama>()) {
+            return Self::Llama(config.clone(), moe, model.clone());
+        }
+        let (config, model) = (config.get::<DeepSeekConfig>(), model.get::<DeepSeek>());
+        let (config, model) = config.zip(model).expect("configuration and model are of one family");
+        Self::DeepSeek(config.clone(), moe.expect("its experts"), model.clone())
     }
 }

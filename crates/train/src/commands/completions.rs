@@ -1,6 +1,6 @@
 //! `train completions`.
 
-use crate::config::PRESETS;
+use crate::config::presets;
 use crate::terminal::say;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Command};
@@ -21,8 +21,8 @@ pub struct CompletionsArgs {
 pub fn run(args: &CompletionsArgs, command: Command) {
     let mut script = vec![];
     // The normal parser accepts any name, to answer a wrong one with more than this list.
-    let presets = || PossibleValuesParser::new(PRESETS.iter().map(|preset| preset.name));
-    let mut command = command.mut_arg("model", |arg| arg.value_parser(presets()));
+    let names = PossibleValuesParser::new(presets().into_iter().map(|preset| preset.name));
+    let mut command = command.mut_arg("model", |arg| arg.value_parser(names));
     let name = command.get_name().to_string();
     clap_complete::generate(args.shell, &mut command, name, &mut script);
     say(String::from_utf8_lossy(&script).trim_end());

@@ -56,6 +56,11 @@ pub enum ExportError {
     Train(#[from] TrainError),
     #[error(transparent)]
     Hf(#[from] HfError),
+    #[error(
+        "transformers has no model of type {kind}: give --full-state FILE.safetensors in place of --out, which writes all \
+         parameters under Kiln's names"
+    )]
+    NoFormat { kind: &'static str },
     #[error("cannot write {}: {source}: check its folder, or choose another file", path.display())]
     Write { path: PathBuf, source: io::Error },
 }
@@ -64,6 +69,9 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
     args.out.as_deref().map_or(Ok(()), check_new)?;
     args.full_state.as_deref().map_or(Ok(()), |file| check_new_file(file, "--full-state"))?;
     let saved = Saved::open(&args.run)?;
+    if args.out.is_some() && saved.config.family().hugging_face().is_none() {
+        return Err(ExportError::NoFormat { kind: saved.config.model.type_name() });
+    }
     saved.expect_finite().map_err(TrainError::from)?;
     match (&args.full_state, &args.out) {
         (Some(file), _) => {

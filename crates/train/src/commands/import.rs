@@ -6,13 +6,14 @@ use crate::end_of_text;
 use crate::error::TrainError;
 use crate::format::{count, human_count};
 use crate::hints;
+use crate::program;
 use crate::run_folder::{CONFIG, RunFolder};
 use crate::terminal::say;
-use burn::module::{ModuleVisitor, Param};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use checkpoint::{CheckpointError, Folder as Checkpoints, Index, Kind, Piece, Values, Written, write_rank};
 use clap::Args;
 use data::{DataError, Tokenizer, TokenizerSpec};
+use model::AnyModel;
 use model::hf::{HfError, Pretrained};
 use std::fs;
 use std::path::PathBuf;
@@ -56,9 +57,8 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
     let folder = open_hf(&args.hf)?;
     let run = RunFolder::at(&args.out);
     let mut config = for_fine_tuning();
-    let mut pieces = Pieces::default();
     let pretrained = Pretrained::load(&folder, &Device::flex())?;
-    pretrained.model.visit(&mut pieces);
+    let pieces = pieces(&pretrained.model);
     (config.model, config.moe) = (pretrained.config, pretrained.moe);
     if let Some(first) = pretrained.unread.first() {
         let (n, hf) = (count(pretrained.unread.len(), "tensor"), args.hf.display());
@@ -76,7 +76,7 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
         config.data.tokenizer =
             Some(TokenizerSpec::Path(std::path::absolute(run.tokenizer()).unwrap_or(run.tokenizer())));
     }
-    let parameters: usize = pieces.pieces.iter().map(|(piece, _)| piece.len).sum();
+    let parameters: usize = pieces.iter().map(|(piece, _)| piece.len).sum();
     let run = RunFolder::create(Some(&args.out), "", &config)?;
     let checkpoint = write(&run, &config, tokenizer, pieces).inspect_err(|_| {
         let _ = fs::remove_dir_all(run.path()); // this process created it, or it was empty
@@ -102,7 +102,7 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
         count(train.global_batch_size, "sequence"),
         train.seq_len
     ));
-    say(&format!("go on with: train --resume {} --data FILE --steps N", run.path().display()));
+    say(&format!("go on with: {} --resume {} --data FILE --steps N", program::name(), run.path().display()));
     Ok(())
 }
 
@@ -127,7 +127,7 @@ fn write(
     run: &RunFolder,
     config: &Config,
     tokenizer: Vec<(String, Vec<u8>)>,
-    pieces: Pieces,
+    pieces: Vec<(Piece, Values<'static>)>,
 ) -> Result<PathBuf, ImportError> {
     let mut files = tokenizer;
     if !files.is_empty() {
@@ -135,31 +135,18 @@ fn write(
     }
     files.push((CONFIG.into(), config.to_yaml().into_bytes()));
     let checkpoints = Checkpoints::of_run(run.path());
-    write_rank(&checkpoints.partial(0), 0, pieces.pieces, &Written::default())?;
+    write_rank(&checkpoints.partial(0), 0, pieces, &Written::default())?;
     let index = Index { world_size: 1, strategy: "imported".into(), seed: config.train.seed, ..Index::default() };
     Ok(checkpoints.commit(index, &files)?)
 }
 
-#[derive(Default)]
-struct Pieces {
-    path: Vec<String>,
-    pieces: Vec<(Piece, Values<'static>)>,
-}
-
-impl ModuleVisitor for Pieces {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let (value, shape) = (param.val(), param.lazy_shape().to_vec());
-        let len = shape.iter().product();
-        let piece = Piece { name: self.path.join("."), shape, region: None, offset: 0, len, has_moments: false };
+/// Every parameter as a piece of a checkpoint.
+fn pieces(model: &AnyModel) -> Vec<(Piece, Values<'static>)> {
+    let mut pieces: Vec<(Piece, Values<'static>)> = vec![];
+    model.for_each_parameter(|name, shape, value| {
+        let (name, len) = (name.into(), shape.iter().product());
         let values = move |_: Kind| value.clone().into_data().try_into_vec::<f32>().expect("weights are read as f32");
-        self.pieces.push((piece, Box::new(values)));
-    }
+        pieces.push((Piece { name, shape, region: None, offset: 0, len, has_moments: false }, Box::new(values)));
+    });
+    pieces
 }

@@ -1,6 +1,7 @@
 //! `train man`.
 
-use crate::config::{PRESETS, Preset};
+use crate::config::{Preset, presets};
+use crate::program;
 use crate::terminal::say;
 use clap::{Args, Command};
 use clap_mangen::Man;
@@ -16,7 +17,7 @@ pub struct ManArgs {
 /// Why there is no page.
 #[derive(Debug, thiserror::Error)]
 pub enum ManError {
-    #[error("there is no subcommand {0}: `train --help` lists them")]
+    #[error("there is no subcommand {0}: `{program} --help` lists them", program = program::name())]
     NoCommand(String),
     #[error("cannot write the page: {0}")]
     Write(#[from] io::Error),
@@ -43,6 +44,6 @@ pub fn run(args: &ManArgs, mut command: Command) -> Result<(), ManError> {
 /// The section on the values of `--model`.
 fn models() -> String {
     let escaped = |text: &str| text.replace('\\', r"\e").replace('-', r"\-");
-    let entry = |preset: &Preset| format!(".TP\n\\fB{}\\fR\n{}\n", escaped(preset.name), escaped(preset.about));
-    format!(".SH MODELS\n{}", PRESETS.iter().map(entry).collect::<String>())
+    let entry = |preset: Preset| format!(".TP\n\\fB{}\\fR\n{}\n", escaped(preset.name), escaped(preset.about));
+    format!(".SH MODELS\n{}", presets().into_iter().map(entry).collect::<String>())
 }

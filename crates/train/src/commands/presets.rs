@@ -1,6 +1,6 @@
 //! `train presets`: lists the named models.
 
-use crate::config::{Config, ConfigError, PRESETS, Preset, Source};
+use crate::config::{Config, ConfigError, Preset, Source, presets};
 use crate::format::{human, wrapped};
 use crate::run::set_vocabulary;
 use crate::terminal;
@@ -13,7 +13,7 @@ pub struct PresetsArgs {}
 
 pub fn run(_: &PresetsArgs) -> Result<(), ConfigError> {
     say(&format!("{:<18}{:>10}", "--model", "parameters"));
-    for preset in PRESETS {
+    for preset in presets() {
         let mut config = Config::load(Source::Preset(preset.name), &[])?;
         // A preset without a vocabulary takes the tokenizer's; the byte tokenizer's size is known without a corpus.
         set_vocabulary(&mut config, Some(data::Tokenizer::byte().vocab_size()))?;
@@ -26,9 +26,9 @@ pub fn run(_: &PresetsArgs) -> Result<(), ConfigError> {
 pub fn help() -> String {
     const NAME: usize = 20;
     let room = terminal::help_width().saturating_sub(NAME).max(NAME);
-    let line = |preset: &Preset| {
+    let line = |preset: Preset| {
         let about = wrapped(preset.about, room).join(&format!("\n{:NAME$}", ""));
         format!("  {:<18}{about}\n", preset.name)
     };
-    format!("Models (--model):\n{}", PRESETS.iter().map(line).collect::<String>())
+    format!("Models (--model):\n{}", presets().into_iter().map(line).collect::<String>())
 }

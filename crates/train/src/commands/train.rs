@@ -1,12 +1,13 @@
 //! Training, the command without a name.
 
 use super::values::{number, whole_number};
-use crate::config::{Config, ConfigError, PRESETS, Source, Validation, is_overridden, names_of, strategy_called};
+use crate::config::{Config, ConfigError, Source, Validation, is_overridden, names_of, presets, strategy_called};
 use crate::dry_run::Scratch;
 use crate::ending;
 use crate::error::TrainError;
 use crate::format::count;
 use crate::launch::Launch;
+use crate::program;
 use crate::resume::{self, Start, Whole};
 use crate::run::train_launched;
 use crate::run_folder::{CONFIG, run_of};
@@ -189,7 +190,10 @@ fn print(outcome: &Outcome, steps: usize, how_to_resume: Option<String>) {
     let folder = outcome.folder.display();
     match outcome.val_loss {
         _ if outcome.stopped => {
-            let last = if outcome.steps == steps { ", the last one: `train eval` validates it" } else { "" };
+            let last = match outcome.steps == steps {
+                true => format!(", the last one: `{} eval` validates it", program::name()),
+                false => String::new(),
+            };
             let resume = how_to_resume.map_or(String::new(), |command| format!("; resume with `{command}`"));
             say(&format!("stopped after {}{last}; metrics are in {folder}{resume}", count(outcome.steps, "step")))
         }
@@ -237,7 +241,7 @@ impl TrainArgs {
             }
             (None, None, Some(name)) => (Source::Preset(name), name.clone()),
             (None, None, None) => {
-                let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
+                let names: Vec<_> = presets().into_iter().map(|preset| preset.name).collect();
                 let message = format!("give --model NAME or --config FILE; models: {}", names.join(", "));
                 return Err(ConfigError::Invalid(message).into());
             }

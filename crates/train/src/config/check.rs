@@ -25,7 +25,7 @@ pub(super) fn check(layer: &mut Mapping, inherited: Option<&str>, origin: &str) 
     if model_type.is_none() && layer.get("model").is_some_and(Value::is_mapping) {
         return Err(ConfigError::NoModel { origin: origin.into() });
     }
-    let model_type = model_type.unwrap_or(ModelConfig::TYPES[0]);
+    let model_type = model_type.unwrap_or(ModelConfig::default().type_name());
     Walk { model_type, template: template(model_type), origin }.mapping(layer, &mut Vec::new())
 }
 
@@ -226,8 +226,8 @@ impl Walk<'_> {
         {
             format!("did you mean `{elsewhere}`?")
         } else {
-            let other = ModelConfig::TYPES.iter().find(|other| {
-                **other != self.model_type && section == "model" && template(other)["model"].get(name).is_some()
+            let other = ModelConfig::types().into_iter().find(|other| {
+                *other != self.model_type && section == "model" && template(other)["model"].get(name).is_some()
             });
             let whose = other.map(|other| format!("it belongs to `model.type: {other}`, not {}; ", self.model_type));
             let keys =

@@ -71,7 +71,7 @@ pub enum ConfigError {
     /// No `model.type` is given.
     #[error(
         "`model.type` is missing in {origin}: give one of {}, or inherit one with `base: preset:NAME`",
-        ModelConfig::TYPES.join(", ")
+        ModelConfig::types().join(", ")
     )]
     NoModel {
         /// The file or preset.

@@ -2,7 +2,7 @@
 
 use super::Config;
 use checkpoint::Parameter;
-use model::{Family, Flops, ParameterSpec};
+use model::{Family, Flops, Initial, ParameterSpec};
 
 impl Config {
     /// The family of the model, with its experts.
@@ -26,6 +26,11 @@ impl Config {
     /// and the number of experts; `None` for a model without experts.
     pub fn expert_layers(&self) -> Option<(Vec<usize>, usize)> {
         self.family().expert_layers().ok()
+    }
+
+    /// The initial values of the parameters.
+    pub(crate) fn initial(&self) -> Initial {
+        self.model.initial(self.moe.as_ref(), self.train.seed)
     }
 
     /// The name and shape of each parameter.

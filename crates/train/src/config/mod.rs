@@ -40,8 +40,8 @@ pub(crate) use load::is_overridden;
 pub use model::ModelConfig;
 pub use parallel::ParallelConfig;
 pub use precision::{ParamType, PrecisionConfig};
-pub(crate) use presets::preset_meant;
-pub use presets::{PRESETS, Preset, preset};
+pub use presets::{PRESETS, Preset, preset, presets};
+pub(crate) use presets::{add_family, preset_meant};
 pub(crate) use synonyms::{names_of, strategy_called, synonyms, value_called};
 
 /// The configuration of a run.

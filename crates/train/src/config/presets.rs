@@ -1,8 +1,11 @@
-//! The configurations built into Kiln.
+//! The configurations built into Kiln, and those that a program adds with a model of its own.
 
 use super::{ConfigError, check};
+use crate::program;
+use model::{Architecture, ModelConfig};
+use std::sync::{PoisonError, RwLock};
 
-/// A configuration built into Kiln.
+/// A configuration with a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preset {
     /// Its name in `--model` and `base: preset:NAME`.
@@ -19,7 +22,7 @@ macro_rules! presets {
     };
 }
 
-/// All presets, smallest first within each family.
+/// The presets of Kiln's own families, smallest first within each.
 pub const PRESETS: &[Preset] = presets![
     "gpt2",
     "gpt2-124m",
@@ -38,15 +41,39 @@ pub const PRESETS: &[Preset] = presets![
     "deepseek-v3",
 ];
 
+/// The presets that the program has added.
+static ADDED: RwLock<Vec<Preset>> = RwLock::new(vec![]);
+
+/// All presets.
+pub fn presets() -> Vec<Preset> {
+    let added = ADDED.read().unwrap_or_else(PoisonError::into_inner);
+    PRESETS.iter().chain(added.iter()).copied().collect()
+}
+
+/// Adds a family of the program's own, with a preset that has its name and its defaults.
+///
+/// # Panics
+/// See [`ModelConfig::add`]; also if a preset of Kiln has this name.
+pub(crate) fn add_family<C: Architecture>() {
+    ModelConfig::add::<C>();
+    assert!(PRESETS.iter().all(|preset| preset.name != C::TYPE), "{} is the name of a preset of Kiln", C::TYPE);
+    let mut added = ADDED.write().unwrap_or_else(PoisonError::into_inner);
+    if added.iter().all(|preset| preset.name != C::TYPE) {
+        let yaml = format!("model: {{type: {}}}\n", C::TYPE).leak(); // kept as long as the program runs, like the others
+        added.push(Preset { name: C::TYPE, about: C::ABOUT, yaml });
+    }
+}
+
 /// Finds a preset by name.
-pub fn preset(name: &str) -> Result<&'static Preset, ConfigError> {
-    PRESETS.iter().find(|preset| preset.name == name).ok_or_else(|| {
-        let names = || PRESETS.iter().map(|preset| preset.name);
+pub fn preset(name: &str) -> Result<Preset, ConfigError> {
+    let presets = presets();
+    presets.iter().find(|preset| preset.name == name).copied().ok_or_else(|| {
+        let names = || presets.iter().map(|preset| preset.name);
         let near = preset_meant(name).map(|preset| preset.name).or_else(|| check::nearest(name, names()));
         let near = near.map_or(String::new(), |near| format!("did you mean `{near}`? "));
         let names = names().collect::<Vec<_>>().join(", ");
-        let import = "To train a model of Hugging Face, import it: train import --hf FOLDER --out RUN";
-        let hint = format!("{near}Presets: {names}. {import}");
+        let import = "To train a model of Hugging Face, import it";
+        let hint = format!("{near}Presets: {names}. {import}: {} import --hf FOLDER --out RUN", program::name());
         ConfigError::UnknownPreset { name: name.into(), hint }
     })
 }
@@ -68,12 +95,12 @@ const PUBLISHED: &[(&str, &str)] = &[
 ];
 
 /// Finds the preset that an alternative spelling means: `GPT-2`, `deepseek_v3`, `deepseek-ai/DeepSeek-V3`, `gpt2-xl`.
-pub(crate) fn preset_meant(name: &str) -> Option<&'static Preset> {
+pub(crate) fn preset_meant(name: &str) -> Option<Preset> {
     let plain = |name: &str| name.to_lowercase().replace(|c: char| !c.is_alphanumeric(), "");
     let last = name.rsplit('/').next().unwrap_or(name);
     [name, last].map(plain).into_iter().find_map(|name| {
         let size = PUBLISHED.iter().find(|(published, _)| *published == name).map(|(_, size)| plain(size));
-        PRESETS.iter().find(|preset| plain(preset.name) == *size.as_ref().unwrap_or(&name))
+        presets().into_iter().find(|preset| plain(preset.name) == *size.as_ref().unwrap_or(&name))
     })
 }
 

@@ -120,7 +120,7 @@ impl Config {
     }
 
     fn validate_model(&self) -> Result<(), ConfigError> {
-        self.family().validate().map_err(ConfigError::Invalid)
+        self.model.validate(self.moe.as_ref()).map_err(ConfigError::Invalid)
     }
 
     fn validate_batches(&self) -> Result<(), ConfigError> {

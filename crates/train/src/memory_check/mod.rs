@@ -21,6 +21,7 @@ mod vulkan;
 use crate::config::Config;
 use crate::device::Devices;
 use crate::launch::Launch;
+use crate::program;
 use advice::Patient;
 use available::Available;
 pub(crate) use estimate::Estimate;
@@ -68,11 +69,12 @@ pub(crate) fn check_sample(config: &Config) -> Result<(), String> {
 fn judge_sample(needed: f64, available: Option<Available>) -> Result<(), String> {
     match available.filter(|has| needed > NEARLY * has.bytes as f64) {
         Some(has) => Err(format!(
-            "no sample is written: it takes the whole model on rank 0, {}, and {} {}: run `train generate` where the model fits, and set \
+            "no sample is written: it takes the whole model on rank 0, {}, and {} {}: run `{} generate` where the model fits, and set \
              train.sample_tokens to 0",
             gb(needed),
             has.source,
-            gb(has.bytes as f64)
+            gb(has.bytes as f64),
+            program::name()
         )),
         None => Ok(()),
     }

@@ -4,10 +4,10 @@ use super::available::Available;
 use super::need::{Machine, Pool, forecast, of_run, of_whole_model};
 use super::rows::Row;
 use super::{gb, judge, judge_sample};
-use crate::config::{Config, ModelConfig, Source};
+use crate::config::{Config, Source};
 use crate::workload::workload;
 use crate::{RunOptions, train};
-use model::Workload;
+use model::{DeepSeekConfig, Workload};
 use serde_json::Value;
 use std::fs;
 
@@ -142,7 +142,8 @@ fn experts_over_ranks_are_a_part_on_each() {
     let (all, fourth) = (of("parallel.ep=1"), of("parallel.ep=4"));
     let moe = config("deepseek", &[]).moe.unwrap();
     let (layers, experts) = config("deepseek", &[]).expert_layers().unwrap();
-    let ModelConfig::DeepSeek(shape) = config("deepseek", &[]).model else { unreachable!() };
+    let config = config("deepseek", &[]);
+    let shape = config.model.get::<DeepSeekConfig>().unwrap();
     let bytes = 4.0 * (layers.len() * experts * 3 * shape.hidden_size * moe.moe_intermediate_size) as f64;
     close(all[Row::Parameters] - fourth[Row::Parameters], 0.75 * bytes, 1e-3);
     close(all[Row::Optimizer] - fourth[Row::Optimizer], 1.5 * bytes, 1e-3);

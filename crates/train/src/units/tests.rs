@@ -8,7 +8,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 use fsdp::{AdamW, FsdpConfig, Optimizers};
 use model::StepContext;
 use std::ops::Range;
-use test_kit::{Values, assert_moves, moved, on_ranks};
+use test_kit::{assert_moves, floats, moved, on_ranks};
 
 const T: usize = 8;
 /// Not divisible by any number of ranks.
@@ -123,9 +123,9 @@ fn moves(config: &Config) -> Moves {
         let mine = &MICRO_BATCHES[rank * each..(rank + 1) * each];
         let weights: Vec<f64> = mine.iter().map(|rows| rows.len() as f64).collect();
         let parameters = |fsdp: &Fsdp<Batch>| {
-            let mut values = Values::default();
-            new_model(&config, &Device::flex()).gather(fsdp, true)?.expect("it is kept").visit(&mut values);
-            Ok::<_, FsdpError>(values.in_order())
+            let (model, mut values) = (new_model(&config, &Device::flex()).gather(fsdp, true)?, vec![]);
+            model.expect("it is kept").for_each_parameter(|_, _, value| values.push(floats(value)));
+            Ok::<_, FsdpError>(values)
         };
         let (mut before, mut moves, mut numbers) = (parameters(&fsdp)?, vec![], vec![]);
         for step in 0..3 {

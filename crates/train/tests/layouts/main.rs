@@ -17,7 +17,7 @@ use model::Gpt2;
 use rows::*;
 use serde_json::Value;
 use std::iter::once;
-use train::config::{Config, ModelConfig, Source};
+use train::config::{Config, Source};
 
 const STEPS: usize = 10;
 
@@ -207,10 +207,8 @@ fn the_first_loss_is_nearly_that_of_a_guess_and_depends_on_the_seed() {
 
 #[test]
 fn a_rank_of_gpt2_124m_holds_its_share_and_less_than_a_percent_of_padding() {
-    let ModelConfig::Gpt2(shape) = Config::load(Source::Preset("gpt2-124m"), &[]).unwrap().model else {
-        unreachable!()
-    };
-    let model = Gpt2::new(&shape, &Device::flex());
+    let config = Config::load(Source::Preset("gpt2-124m"), &[]).unwrap();
+    let model = Gpt2::new(config.model.get().unwrap(), &Device::flex());
     for ranks in [1, 2, 4, 8, 64] {
         let layouts: Vec<Layout> = {
             let blocks = model.blocks.iter().map(|block| Layout::of(block, ranks));

@@ -70,7 +70,11 @@ pub fn export<E: Into<Box<dyn Error + Send + Sync>>>(
     options: &ExportOptions,
     mut values: impl FnMut(&str) -> Result<Vec<f32>, E>,
 ) -> Result<Summary, HfError> {
-    let mut config = model.hugging_face().config()?;
+    let format = model.hugging_face().ok_or_else(|| HfError::NotExpressible {
+        key: "model.type",
+        reason: "transformers has no model of this type".into(),
+    })?;
+    let mut config = format.config()?;
     let name = options.dtype.name();
     let begin = options.begin_of_text.or(options.end_of_text.first().copied());
     let end = match options.end_of_text {
@@ -95,7 +99,7 @@ pub fn export<E: Into<Box<dyn Error + Send + Sync>>>(
         values(path).map_err(|error| HfError::Parameter { path: path.into(), reason: error.into().to_string() })
     };
     let mut values = Values::new(&mut values);
-    let summary = write_weights(&partial.path, &plan(model, options.dtype), options, &mut values)?;
+    let summary = write_weights(&partial.path, &plan(model, &*format, options.dtype), options, &mut values)?;
     write_json(&partial.path.join("config.json"), &config)?;
     write_json(&partial.path.join("generation_config.json"), &generation)?;
     for (name, bytes) in options.tokenizer {

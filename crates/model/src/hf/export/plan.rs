@@ -3,7 +3,7 @@
 use super::{Dtype, HfError};
 use crate::hf::Source;
 use crate::hf::load::transpose;
-use crate::{Family, ParameterSpec};
+use crate::{Family, HuggingFace, ParameterSpec};
 use std::collections::HashSet;
 
 /// A tensor of the exported folder.
@@ -37,8 +37,8 @@ impl Tensor {
 }
 
 /// Lists all tensors of the folder, in the model's order.
-pub fn plan(model: &dyn Family, dtype: Dtype) -> Vec<Tensor> {
-    let (format, mut tensors) = (model.hugging_face(), vec![]);
+pub fn plan(model: &dyn Family, format: &dyn HuggingFace, dtype: Dtype) -> Vec<Tensor> {
+    let mut tensors = vec![];
     let ours: HashSet<String> = model.parameters().into_iter().map(|parameter| parameter.name).collect();
     for ParameterSpec { name: path, shape, keep_fp32, .. } in format.parameters() {
         let dtype = if keep_fp32 { Dtype::F32 } else { dtype };

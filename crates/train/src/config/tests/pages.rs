@@ -46,7 +46,7 @@ fn keys_of_a_section_that_is_null_become_keys_without_their_hashes() {
 #[test]
 fn every_key_says_what_it_is_for() {
     let root = schema::root();
-    for kind in ModelConfig::TYPES {
+    for kind in ModelConfig::types() {
         for key in keys(kind).iter().filter(|key| *key != "model.type") {
             let schema = key.split('.').fold(&root, |section, name| schema::of_key(section, name, kind));
             assert!(schema["description"].as_str().is_some_and(|text| text.ends_with('.')), "{key}: {schema}");

@@ -128,6 +128,10 @@ impl Config {
         if together == 1 || strategy == Strategy::Block {
             return Ok(());
         }
+        require(cp == 1 || self.family().context_parallel(), || {
+            let kind = self.model.type_name();
+            format!("parallel.cp is {cp}, and a model of type {kind} is computed on whole sequences: give 1")
+        })?;
         self.validate_vocabulary()?;
         let fsdp = self.fsdp_of_chunks(vec![]);
         let ranks = fsdp.ranks_for_experts(gpus);
