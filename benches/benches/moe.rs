@@ -6,7 +6,7 @@
 use burn::tensor::{Device, Distribution, Tensor};
 use criterion::{BenchmarkId, Criterion, Throughput};
 use fused::silu_mul;
-use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
+use moe::kernels::dispatch::{DispatchRule, Dispatched, Order, RowLayout, dispatch};
 use moe::kernels::grouped_gemm::grouped_gemm;
 use moe::kernels::permute::{permute, unpermute};
 use moe::kernels::route::{self, GateRule, SelectRule};
@@ -73,7 +73,7 @@ fn operations(criterion: &mut Criterion, name: &str, e: usize, k: usize, h: usiz
         groups: 1,
         capacity: None,
         order: Order::Choice,
-        layout: Layout::Sorted { tile: 1 },
+        layout: RowLayout::Sorted { tile: 1 },
     };
     let routed = || {
         let scores_ne = route::scores(logits_ne.clone(), ScoreFunc::Softmax);

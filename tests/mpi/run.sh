@@ -3,14 +3,14 @@
 #
 #   bash tests/mpi/run.sh
 #
-# * The collectives keep their laws: crates/comm/examples/mpi_laws.rs.
+# * The collectives keep their properties: crates/comm/examples/mpi_properties.rs.
 # * Four processes match the losses of four threads, to the last digit.
 # * They wait for one that prepares data as long as comm.init_timeout_seconds allows.
 # * If a process panics or is killed, all others end within ten seconds, and the output names its rank.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-cargo build --locked --workspace --features mpi --bin train --example mpi_laws
+cargo build --locked --workspace --features mpi --bin train --example mpi_properties
 bin=${CARGO_TARGET_DIR:-target}/debug
 out=$(mktemp -d)
 job=
@@ -31,10 +31,10 @@ fail() {
 # now: the time in milliseconds.
 now() { date +%s%3N; }
 
-laws() {
-    local law
-    for law in collectives mismatch abort under_way slow_to_drop leave timeout; do
-        timeout 300 "${mpirun[@]}" "$bin/examples/mpi_laws" "$law" || fail "the law of $law"
+properties() {
+    local property
+    for property in collectives mismatch abort under_way slow_to_drop leave timeout; do
+        timeout 300 "${mpirun[@]}" "$bin/examples/mpi_properties" "$property" || fail "the property of $property"
     done
 }
 
@@ -98,7 +98,7 @@ a_wrong_number_of_ranks() {
 a_panic() {
     local code=0 start
     start=$(now)
-    timeout 60 "${mpirun[@]}" "$bin/examples/mpi_laws" panic >"$out/panic.log" 2>&1 || code=$?
+    timeout 60 "${mpirun[@]}" "$bin/examples/mpi_properties" panic >"$out/panic.log" 2>&1 || code=$?
     (($(now) - start < seconds_to_end * 1000)) || fail "a panic: all ended after $(($(now) - start)) ms only"
     ended_for "$code" "$out/panic.log" "a panic"
     echo "a panic of rank $killed: code $code, all ended after $(($(now) - start)) ms, starting included"
@@ -136,7 +136,7 @@ a_kill() {
     echo "SIGKILL of rank $killed: code $code, all ended after $took ms"
 }
 
-laws
+properties
 same_losses deepseek 5
 same_losses gpt2 5
 same_losses gpt2 5 --set parallel.pp=2

@@ -47,8 +47,12 @@ mod table;
 mod write;
 
 pub use error::CheckpointError;
-pub use find::{Which, run_of_unknown, split_at};
-pub use folder::{Folder, MayBe};
+pub use find::Which;
+#[doc(hidden)]
+pub use find::{run_of_unknown, split_at};
+pub use folder::Folder;
+#[doc(hidden)]
+pub use folder::MayBe;
 pub use index::{Best, FileEntry, Index, LossScale, Lowest, Parameter};
 pub use read::{Checkpoint, Elements};
 pub use region::Region;

@@ -1,4 +1,4 @@
-//! Laws of checkpoints: what any number of ranks writes, any number reads or refuses.
+//! Properties of checkpoints: what any number of ranks writes, any number reads or refuses.
 
 use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind, Piece, Region, Values, Written, write_rank};
 use proptest::prelude::*;

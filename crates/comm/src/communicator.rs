@@ -28,7 +28,7 @@ pub fn all_reduce_bytes(len: usize, size: usize, ranks: usize) -> usize {
 /// The collectives of one rank in a group of N ranks.
 ///
 /// Every method blocks until all ranks of the group have made the same call, and returns an error on every rank if one
-/// of them does not; [the laws](crate) say what happens if a process fails during a call. Tensors are flat (reshaping
+/// of them does not; [the properties](crate) say what happens if a process fails during a call. Tensors are flat (reshaping
 /// is free), of any float or integer dtype, and not tracked by autodiff. Clones represent the same rank.
 #[derive(Clone)]
 pub struct Communicator {

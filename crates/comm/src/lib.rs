@@ -19,7 +19,7 @@
 //! ([`ops`]). [`TensorParallel`] ranks share heads and columns, [`ContextParallel`] ranks share a context, and
 //! [`SequenceRanks`] combines both.
 //!
-//! Four laws hold for every engine:
+//! Four properties hold for every engine:
 //! * Sums run in rank order, so a result is bitwise the same every time and with every engine. 16-bit floats are added
 //!   in f32 and rounded once.
 //! * Every rank calls the same collectives in the same order. If shapes, dtypes or collectives disagree, every rank
@@ -75,11 +75,16 @@ mod sums;
 mod tensor_parallel;
 mod timeouts;
 
-pub use communicator::{Communicator, all_reduce_bytes};
+pub use communicator::Communicator;
+#[doc(hidden)]
+pub use communicator::all_reduce_bytes;
 pub use context_parallel::ContextParallel;
 pub use engine::{Collective, Engine, Signature};
-pub use error::{CommError, panic_message};
+pub use error::CommError;
+#[doc(hidden)]
+pub use error::panic_message;
 pub use first_error::FirstError;
+#[doc(hidden)]
 pub use hand_over::hand_over;
 pub use local::LocalEngine;
 pub use mesh::{Axis, Mesh, MeshShape};
@@ -90,6 +95,7 @@ pub use payload::{Kind, Payload, Reduce};
 pub use rank_group::RankGroup;
 pub use ranks::{RankFailure, run_ranks};
 pub use sequence_ranks::SequenceRanks;
+#[doc(hidden)]
 pub use sums::Summands;
-pub use tensor_parallel::{Cut, Gathered, TensorParallel, part};
+pub use tensor_parallel::{Gathered, TensorParallel, TensorShard, part};
 pub use timeouts::{TIMEOUT, Timeouts};

@@ -105,9 +105,9 @@ where
         back: Back,
     ) -> FloatTensor<Self> {
         #[derive(Debug)]
-        struct Step;
+        struct CollectiveNode;
 
-        impl<B: Backend> Backward<B, 4> for Step
+        impl<B: Backend> Backward<B, 4> for CollectiveNode
         where
             DispatchTensor: DispatchKindConversion<B>,
         {
@@ -125,7 +125,7 @@ where
             }
         }
 
-        match Step.prepare::<C>([a.node(), b.node(), c.node(), d.node()]).compute_bound().stateful() {
+        match CollectiveNode.prepare::<C>([a.node(), b.node(), c.node(), d.node()]).compute_bound().stateful() {
             OpsKind::Tracked(step) => step.finish(back, y.into_primitive()),
             OpsKind::UnTracked(step) => step.finish(y.into_primitive()),
         }

@@ -83,12 +83,12 @@ struct Again {
     first_error: FirstError,
     /// This rank's rows.
     x_bsd: Tensor<3>,
-    state: Mutex<Held>,
+    state: Mutex<GatherState>,
 }
 
 /// The number of pending requests for the rows; the rows are kept from the first request to the last.
 #[derive(Default)]
-struct Held {
+struct GatherState {
     askers: usize,
     x_btd: Option<Tensor<3>>,
 }
@@ -117,7 +117,7 @@ impl Again {
         x_btd
     }
 
-    fn lock(&self) -> MutexGuard<'_, Held> {
+    fn lock(&self) -> MutexGuard<'_, GatherState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -125,19 +125,19 @@ impl Again {
 /// The dimension along which a tensor is split over ranks; the parts' widths differ by at most one.
 ///
 /// ```text
-/// Cut::COLUMNS             Cut::columns_of(3)
+/// TensorShard::COLUMNS             TensorShard::columns_of(3)
 /// . . . . . .              q q k k v v
 /// 0 0 0 1 1 1              0 1 0 1 0 1       each of the three blocks of columns is split
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cut {
+pub struct TensorShard {
     /// The dimension.
     pub dim: usize,
     /// The number of consecutive blocks of equal width in it, each of which is split.
     pub blocks: usize,
 }
 
-impl Cut {
+impl TensorShard {
     /// The first dimension: rows, experts, elements of a vector.
     pub const ROWS: Self = Self { dim: 0, blocks: 1 };
     /// The second dimension.

@@ -64,7 +64,7 @@ fn the_environment_says_which_vectors_are_taken() {
 }
 
 /// The documented order: blocks of 256, a chain of multiply-adds in each, fused if the processor can.
-fn law(k: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) -> f32 {
+fn reference(k: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) -> f32 {
     let fused = simd() >= Simd::Avx2;
     let step = |sum: f32, p: usize| {
         if fused { a(p).mul_add(b(p), sum) } else { a(p) * b(p) + sum }
@@ -116,7 +116,7 @@ fn follows_the_law_bit_for_bit() {
         let (a, b) = (case.a(&a), case.b(&b));
         for i in 0..case.m {
             for j in 0..case.n {
-                let want = law(case.k, |p| at(&a, i, p), |p| at(&b, p, j));
+                let want = reference(case.k, |p| at(&a, i, p), |p| at(&b, p, j));
                 assert_eq!(c[i * case.n + j].to_bits(), want.to_bits(), "{case:?} at {i} {j}");
             }
         }
@@ -318,7 +318,7 @@ fn takes_any_strides() {
     products(vec![Product { m, n, k, a, b, c: over(&mut c) }]);
     for i in 0..m {
         for j in 0..n {
-            assert_eq!(c[i * n + j], law(k, |p| at(&a, i, p), |p| at(&b, p, j)));
+            assert_eq!(c[i * n + j], reference(k, |p| at(&a, i, p), |p| at(&b, p, j)));
         }
     }
 }

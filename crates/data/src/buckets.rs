@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::order::{Epoch, Epochs, mix};
-use crate::packing::{self, Rows};
+use crate::packing::{self, PackedRows};
 use crate::tokens::Tokens;
 use crate::{Batch, DataError, Dataset};
 
@@ -31,12 +31,12 @@ use crate::{Batch, DataError, Dataset};
 pub struct Buckets {
     tokens: Tokens,
     lengths: Vec<usize>,
-    rows: Vec<Rows>,
+    rows: Vec<PackedRows>,
 }
 
 /// The sequences of a step: its global batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step {
+pub struct BucketStep {
     /// The bucket of the rows.
     pub bucket: usize,
     /// The rows, by their numbers in the bucket.
@@ -105,11 +105,14 @@ impl Buckets {
     ///
     /// # Panics
     /// If `batch` lacks a number for a bucket, or has a 0 for a bucket that has rows.
-    pub fn step(&self, seed: u64, step: u64, batch: &[usize]) -> Step {
+    pub fn step(&self, seed: u64, step: u64, batch: &[usize]) -> BucketStep {
         let (bucket, number) = self.place(seed, step, batch);
         let mut epochs = Epochs::new(mix(seed ^ mix(bucket as u64 + 1)), self.rows(bucket) as u64, 1);
         let first = number * batch[bucket] as u128;
-        Step { bucket, rows: (first..first + batch[bucket] as u128).map(|index| epochs.at(index).0 as usize).collect() }
+        BucketStep {
+            bucket,
+            rows: (first..first + batch[bucket] as u128).map(|index| epochs.at(index).0 as usize).collect(),
+        }
     }
 
     /// The bucket of [`step`](Self::step), without its rows.
@@ -172,7 +175,7 @@ impl Buckets {
     ///
     /// # Panics
     /// If the step does not have these sequences, or belongs to other buckets.
-    pub fn batch(&self, step: &Step, sequences: Range<usize>) -> Result<Batch, DataError> {
+    pub fn batch(&self, step: &BucketStep, sequences: Range<usize>) -> Result<Batch, DataError> {
         let seq_len = self.lengths[step.bucket];
         let mut batch = Batch { seq_len, ..Batch::default() };
         let mut row = Vec::with_capacity(seq_len + 1);
@@ -269,7 +272,7 @@ mod tests {
         let buckets = buckets("eeeeeeeeeeee.aaaaaaa.bbb.cc.d.", &[4, 8, 100]).unwrap();
         let rows = |bucket| {
             let text = |row| {
-                let batch = buckets.batch(&Step { bucket, rows: vec![row] }, 0..1).unwrap();
+                let batch = buckets.batch(&BucketStep { bucket, rows: vec![row] }, 0..1).unwrap();
                 let tokens = batch.inputs.iter().chain(batch.targets.last());
                 tokens.map(|&token| char::from(token as u8)).collect::<String>()
             };
@@ -285,7 +288,7 @@ mod tests {
     #[test]
     fn a_corpus_without_borders_is_one_document() {
         let buckets = buckets("abcdefghij", &[2, 4]).unwrap();
-        let batch = buckets.batch(&Step { bucket: 1, rows: vec![0, 1] }, 0..2).unwrap();
+        let batch = buckets.batch(&BucketStep { bucket: 1, rows: vec![0, 1] }, 0..2).unwrap();
         assert!(batch.inputs.iter().copied().eq(i32::from(b'a')..=i32::from(b'h')));
         assert_eq!((buckets.rows(0), buckets.rows(1)), (0, 2));
     }

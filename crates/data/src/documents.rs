@@ -17,7 +17,7 @@ impl Batch {
     /// inputs    b b . c c c . d      . ends a document; each row starts one, possibly the rest of one that was cut
     /// starts    0 0 0 3 3 3 3 7
     /// ```
-    pub fn document_starts(&self, end_of_text: i32) -> Vec<i32> {
+    pub fn first_keys(&self, end_of_text: i32) -> Vec<i32> {
         let mut starts = Vec::with_capacity(self.inputs.len());
         for row in self.inputs.chunks(self.seq_len.max(1)) {
             let mut start = 0;
@@ -79,14 +79,14 @@ mod tests {
             let mut batch = Batch { seq_len, ..Batch::default() };
             tokens.chunks(31).take(sequences).for_each(|row| batch.push(&row[..seq_len + 1]));
             let mut labels = 0;
-            for (i, start) in batch.document_starts(END).into_iter().enumerate() {
+            for (i, start) in batch.first_keys(END).into_iter().enumerate() {
                 let (row, place) = (tokens.chunks(31).nth(i / seq_len).unwrap(), i % seq_len);
                 let starts = |&place: &usize| place == 0 || row[place - 1] == END;
                 prop_assert_eq!(start as usize, (0..=place).rfind(starts).unwrap());
                 labels += usize::from(!starts(&(place + 1)));
             }
             prop_assert_eq!(batch.labels(END), labels);
-            prop_assert_eq!(batch.document_starts(END).len(), batch.inputs.len());
+            prop_assert_eq!(batch.first_keys(END).len(), batch.inputs.len());
         }
 
         #[test]

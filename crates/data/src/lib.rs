@@ -12,7 +12,7 @@
 //! [`prepare`] does the same into a folder of your choice, which you can copy to other machines.
 //!
 //! [`Buckets`] packs the documents of a dataset by length into rows of several lengths, without padding, so that few
-//! documents are cut and short ones do not end up in long rows. [`Batch::document_starts`] says where documents begin
+//! documents are cut and short ones do not end up in long rows. [`Batch::first_keys`] says where documents begin
 //! in a row.
 //!
 //! [`Dataset::sequences`] lists the sequences of a split for loaders that choose their own order. With the feature
@@ -53,7 +53,7 @@ mod tokenizer;
 mod tokens;
 mod windows;
 
-pub use buckets::{Buckets, Step};
+pub use buckets::{BucketStep, Buckets};
 pub use dataset::{Batch, Dataset, Split};
 pub use error::DataError;
 pub use loader::Loader;
@@ -61,8 +61,11 @@ pub use meta::{Meta, Shard};
 pub use open::{OpenOptions, Prepared, open};
 pub use prepare::{PrepareOptions, prepare};
 pub use sequences::{Sequence, Sequences};
+#[doc(hidden)]
 pub use source::{DEFAULT_SOURCE, how_to_get, is_name};
 #[cfg(feature = "burn")]
 pub use tensors::{TensorBatch, TensorBatcher};
 pub use tokenizer::{Decoder, Tokenizer, TokenizerSpec};
-pub use windows::{Trained, Windows};
+#[doc(hidden)]
+pub use windows::Trained;
+pub use windows::Windows;

@@ -27,13 +27,13 @@ impl Piece {
 
 /// Rows of one length, each of one or more pieces.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rows {
+pub struct PackedRows {
     pieces: Vec<Piece>,
     /// For each row, the number of pieces up to its end.
     ends: Vec<usize>,
 }
 
-impl Rows {
+impl PackedRows {
     pub fn len(&self) -> usize {
         self.ends.len()
     }
@@ -65,8 +65,13 @@ impl Rows {
 ///
 /// # Errors
 /// If a token file can no longer be read.
-pub fn pack(tokens: &Tokens, lengths: &[usize], end_of_text: i32, progress: bool) -> Result<Vec<Rows>, DataError> {
-    let rows = vec![Rows::default(); lengths.len()];
+pub fn pack(
+    tokens: &Tokens,
+    lengths: &[usize],
+    end_of_text: i32,
+    progress: bool,
+) -> Result<Vec<PackedRows>, DataError> {
+    let rows = vec![PackedRows::default(); lengths.len()];
     let mut packing = Packing { lengths, buckets: lengths.len(), rows, left: BTreeMap::new() };
     let mut tail = documents::scan(tokens, end_of_text, progress, |document| packing.add(document, true))?;
     packing.fill_rows();
@@ -74,7 +79,7 @@ pub fn pack(tokens: &Tokens, lengths: &[usize], end_of_text: i32, progress: bool
     for bucket in (0..lengths.len()).rev() {
         tail = packing.cut_rows(bucket, tail, false);
     }
-    packing.rows.iter_mut().for_each(Rows::shrink);
+    packing.rows.iter_mut().for_each(PackedRows::shrink);
     Ok(packing.rows)
 }
 
@@ -82,7 +87,7 @@ struct Packing<'a> {
     lengths: &'a [usize],
     /// How many of the lengths, counted from the shortest, can still be filled.
     buckets: usize,
-    rows: Vec<Rows>,
+    rows: Vec<PackedRows>,
     /// Documents, or remainders of documents, that are in no row yet, by length.
     left: BTreeMap<u32, Vec<Piece>>,
 }
@@ -189,7 +194,7 @@ mod tests {
     }
 
     /// How often each token is an input.
-    fn inputs(rows: &[Rows], tokens: usize) -> Vec<usize> {
+    fn inputs(rows: &[PackedRows], tokens: usize) -> Vec<usize> {
         let mut seen = vec![0; tokens];
         for rows in rows {
             for row in 0..rows.len() {
@@ -253,10 +258,10 @@ mod tests {
             let pairs = [13, 4].repeat(pairs);
             let (tokens, places) = documents(&[lens.clone(), pairs.clone()].concat());
             let rows = pack(&Tokens::from_vec(tokens), &[4, 9, 16], END, false).unwrap();
-            let pieces: Vec<_> = rows.iter().flat_map(Rows::pieces).collect();
+            let pieces: Vec<_> = rows.iter().flat_map(PackedRows::pieces).collect();
             prop_assert_eq!(pieces.len(), places.len());
             prop_assert!(pieces.iter().all(|piece| piece.whole));
-            prop_assert_eq!(rows.iter().map(Rows::len).sum::<usize>(), lens.len() + pairs.len() / 2);
+            prop_assert_eq!(rows.iter().map(PackedRows::len).sum::<usize>(), lens.len() + pairs.len() / 2);
         }
     }
 }

@@ -29,18 +29,18 @@ const SAMPLE_TOKENS: u64 = 1024;
 /// A stream of tokens in several files or in memory. Clones share the files.
 #[derive(Debug, Clone)]
 pub struct Tokens {
-    parts: Vec<Part>,
+    parts: Vec<FilePart>,
 }
 
 /// A part of one file, and its start in the stream.
 #[derive(Debug, Clone)]
-struct Part {
+struct FilePart {
     start: u64,
     file: Arc<Bytes>,
     range: Range<u64>,
 }
 
-impl Part {
+impl FilePart {
     fn len(&self) -> u64 {
         self.range.end - self.range.start
     }
@@ -90,7 +90,7 @@ impl Tokens {
     fn of_parts(parts: impl IntoIterator<Item = (Range<u64>, Arc<Bytes>)>) -> Self {
         let mut start = 0;
         let place = |(range, file): (Range<u64>, _)| {
-            let part = Part { start, file, range };
+            let part = FilePart { start, file, range };
             start = part.end();
             part
         };
@@ -99,7 +99,7 @@ impl Tokens {
 
     /// Number of tokens.
     pub fn len(&self) -> u64 {
-        self.parts.last().map_or(0, Part::end)
+        self.parts.last().map_or(0, FilePart::end)
     }
 
     /// Number of bytes of these tokens.
@@ -110,7 +110,7 @@ impl Tokens {
     /// Splits the stream into the tokens before `at` and those from `at` on.
     pub fn split(self, at: u64) -> (Self, Self) {
         let [mut before, mut after] = [vec![], vec![]];
-        for Part { start, file, range } in self.parts {
+        for FilePart { start, file, range } in self.parts {
             let middle = range.start + at.saturating_sub(start).min(range.end - range.start);
             before.push((range.start..middle, file.clone()));
             after.push((middle..range.end, file));

@@ -92,7 +92,9 @@ pub use forecast::{CallBytes, Forecast, ForecastRun};
 pub use fused::AdamW;
 pub use groups::placement::Placement;
 pub use schedule::Schedule;
+#[doc(hidden)]
 pub use shard::copies::{Copies, CopyDigest, compare_copies};
+#[doc(hidden)]
 pub use shard::layout::{Layout, ParamLayout};
 pub use shard::memory::{Bytes, Category, Memory};
 pub use shard::optimizer::MOMENTS;

@@ -3,7 +3,7 @@
 mod common;
 
 use burn::tensor::Device;
-use comm::Cut;
+use comm::TensorShard;
 use common::{Batch, LR, Model, STRATEGIES, config, global_batch, model, units};
 use fsdp::{Fsdp, FsdpConfig, FsdpError, MOMENTS, OptimizerState, Part, PartValues, State, Strategy, Units, Unloaded};
 use std::collections::HashMap;
@@ -43,7 +43,7 @@ fn all_ranks_together_draw_what_they_hold_once() {
         let model = model.clone();
         on_ranks(4, move |comm| {
             let (mut units, count) = drawn(&model);
-            units.tensor_parallel(|name| name.ends_with("up.weight").then_some(Cut::COLUMNS));
+            units.tensor_parallel(|name| name.ends_with("up.weight").then_some(TensorShard::COLUMNS));
             Fsdp::new(units, comm, config.clone())?;
             Ok::<_, FsdpError>(count.load(Ordering::Relaxed))
         })

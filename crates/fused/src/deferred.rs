@@ -113,9 +113,9 @@ impl DeferredOps for Flex {
 impl<B: DeferredOps, C: CheckpointStrategy> DeferredOps for Autodiff<B, C> {
     fn run_deferred(root: FloatTensor<Self>, jobs: Arc<Jobs>) -> FloatTensor<Self> {
         #[derive(Debug)]
-        struct Step;
+        struct DeferredNode;
 
-        impl<B: Backend> Backward<B, 1> for Step {
+        impl<B: Backend> Backward<B, 1> for DeferredNode {
             type State = Arc<Jobs>;
 
             fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Tape, _: &mut Checkpointer) {
@@ -126,7 +126,7 @@ impl<B: DeferredOps, C: CheckpointStrategy> DeferredOps for Autodiff<B, C> {
         }
 
         let value = root.primitive().clone();
-        match Step.prepare::<C>([root.node()]).compute_bound().stateful() {
+        match DeferredNode.prepare::<C>([root.node()]).compute_bound().stateful() {
             OpsKind::Tracked(step) => step.finish(jobs, value),
             OpsKind::UnTracked(step) => step.finish(value),
         }

@@ -46,9 +46,9 @@ pub fn step<B: Backend, C: CheckpointStrategy, G: Gradient<B, N>, const N: usize
     gradient: impl FnOnce() -> G,
 ) -> FloatTensor<Autodiff<B, C>> {
     #[derive(Debug)]
-    struct Step<G>(PhantomData<G>);
+    struct FusedNode<G>(PhantomData<G>);
 
-    impl<B: Backend, G: Gradient<B, N>, const N: usize> Backward<B, N> for Step<G> {
+    impl<B: Backend, G: Gradient<B, N>, const N: usize> Backward<B, N> for FusedNode<G> {
         type State = G;
 
         fn backward(self, ops: Ops<G, N>, gradients: &mut Gradients, _: &mut Checkpointer) {
@@ -81,7 +81,7 @@ pub fn step<B: Backend, C: CheckpointStrategy, G: Gradient<B, N>, const N: usize
         }
     }
 
-    match Step::<G>(PhantomData).prepare::<C>(inputs.map(|input| input.node())).compute_bound().stateful() {
+    match FusedNode::<G>(PhantomData).prepare::<C>(inputs.map(|input| input.node())).compute_bound().stateful() {
         OpsKind::Tracked(step) => step.finish(gradient(), y),
         OpsKind::UnTracked(step) => step.finish(y),
     }

@@ -1,7 +1,8 @@
 //! [`Architecture`], which a family implements for its configuration, and models and configurations of any family.
 
+use crate::ModelError;
 use crate::family::Family;
-use crate::hf::{Folder, HfError, SourceOf};
+use crate::hf::{Folder, SourceOf};
 use crate::parameters::fill;
 use crate::{Batch, Decoder, LanguageModel, Training};
 use burn::module::{ModuleVisitor, Param};
@@ -57,7 +58,7 @@ pub trait Architecture:
     ///
     /// # Errors
     /// If the configuration is not supported.
-    fn from_hugging_face(folder: &Folder) -> Result<(Self, Option<MoeConfig>), HfError> {
+    fn from_hugging_face(folder: &Folder) -> Result<(Self, Option<MoeConfig>), ModelError> {
         let _ = folder;
         unreachable!("no folder has a model_type of {}", Self::TYPE)
     }

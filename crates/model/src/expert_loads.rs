@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct ExpertLoads {
     /// Whether every step's assignments are needed because the selection bias follows them.
     pub follows: bool,
-    step: Arc<Mutex<Step>>,
+    step: Arc<Mutex<StepLoads>>,
 }
 
 #[derive(Default)]
-struct Step {
+struct StepLoads {
     /// Whether the step reports all sums.
     report: bool,
     /// Layers and micro-batches (by first row) already in the sums, so that a recomputed forward is not counted twice.
@@ -46,7 +46,7 @@ impl ExpertLoads {
 
     /// Starts a step. With `report`, all sums are recorded, otherwise only those the selection bias follows.
     pub fn begin(&self, report: bool) {
-        *self.lock() = Step { report, ..Step::default() };
+        *self.lock() = StepLoads { report, ..StepLoads::default() };
     }
 
     /// Adds the statistics of `layer` for the micro-batch that begins at `first_row` of the step's global batch.
@@ -102,7 +102,7 @@ impl ExpertLoads {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Step> {
+    fn lock(&self) -> MutexGuard<'_, StepLoads> {
         self.step.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,7 +2,7 @@
 
 mod normals;
 
-use crate::parameters::{Initializer, ParameterSpec, is_trained};
+use crate::parameters::{Initializer, ParameterSpec};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use normals::Normals;
@@ -20,14 +20,15 @@ pub struct Initial {
     /// Name of the family, which precedes the field path.
     family: &'static str,
     seed: u64,
-    initializers: Arc<HashMap<String, Initializer>>,
+    /// The distribution of each parameter's values, and whether gradients train it.
+    parameters: Arc<HashMap<String, (Initializer, bool)>>,
 }
 
 impl Initial {
     /// The values of a model with these parameters.
     pub fn new(family: &'static str, seed: u64, parameters: Vec<ParameterSpec>) -> Self {
-        let initializers = parameters.into_iter().map(|parameter| (parameter.name, parameter.initializer));
-        Self { family, seed, initializers: Arc::new(initializers.collect()) }
+        let parameters = parameters.into_iter().map(|of| (of.name, (of.initializer, of.trained)));
+        Self { family, seed, parameters: Arc::new(parameters.collect()) }
     }
 
     /// Generates the values of these flat ranges of elements, concatenated, for the parameter at a field path. Elements
@@ -36,8 +37,7 @@ impl Initial {
     /// # Panics
     /// If the model has no such parameter.
     pub fn values(&self, path: &str, runs: &[Range<usize>]) -> Vec<f32> {
-        let initializer = self.initializers.get(path);
-        let std = match initializer.unwrap_or_else(|| panic!("the model has no parameter {path}")) {
+        let std = match &self.parameter(path).0 {
             Initializer::Zeros => return vec![0.0; runs.iter().map(Range::len).sum()],
             Initializer::Ones => return vec![1.0; runs.iter().map(Range::len).sum()],
             Initializer::Normal(std) => *std,
@@ -46,6 +46,10 @@ impl Initial {
         let mut normals = Normals::new(self.key(path));
         runs.iter().for_each(|run| normals.append(run.clone(), std, &mut values));
         values
+    }
+
+    fn parameter(&self, path: &str) -> &(Initializer, bool) {
+        self.parameters.get(path).unwrap_or_else(|| panic!("the model has no parameter {path}"))
     }
 
     /// The key of a parameter's random sequence; unique to the parameter and the seed.
@@ -77,7 +81,7 @@ impl ModuleMapper for Give {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (shape, device, id) = (param.lazy_shape(), param.lazy_device(), param.id);
         let (path, initial, of) = (self.path.join("."), self.initial.clone(), shape.clone());
-        let is_trained = is_trained(&path);
+        let is_trained = self.initial.parameter(&path).1;
         let value = move |device: &Device, tracked: bool| {
             let values = initial.values(&path, std::slice::from_ref(&(0..of.num_elements())));
             Tensor::from_data(TensorData::new(values, of), device).set_require_grad(tracked)

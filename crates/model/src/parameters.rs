@@ -2,8 +2,7 @@
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
-use comm::Cut;
-use moe::Router;
+use comm::TensorShard;
 
 /// Standard deviation of the initial weights (GPT-2; DeepSeek's published `initializer_range`).
 const STD: f32 = 0.02;
@@ -22,6 +21,8 @@ pub struct ParameterSpec {
     pub initializer: Initializer,
     /// How several ranks split it beyond data parallelism.
     pub sharding: Sharding,
+    /// Whether gradients train it. The selection bias of a router follows the loads of its experts instead.
+    pub trained: bool,
     /// Whether it stays in fp32 when the others are computed in 16 bits.
     pub keep_fp32: bool,
     /// The fraction of its elements that a token passes: `top_k / num_experts` for routed experts, 1 for all others.
@@ -48,7 +49,7 @@ pub enum Sharding {
     /// Every rank has the whole parameter.
     Replicated,
     /// Tensor-parallel ranks each have a part of the columns or rows.
-    Tensor(Cut),
+    Tensor(TensorShard),
     /// Expert-parallel ranks each have some experts of a stack `[e, in, out]`.
     Experts,
 }
@@ -61,6 +62,7 @@ impl ParameterSpec {
             shape: shape.into(),
             initializer: Initializer::Normal(STD),
             sharding: Sharding::Replicated,
+            trained: true,
             keep_fp32: false,
             active: 1.0,
             products: 1.0,
@@ -90,8 +92,8 @@ impl ParameterSpec {
     }
 
     /// Split among tensor-parallel ranks.
-    pub(crate) fn cut(self, cut: Cut) -> Self {
-        Self { sharding: Sharding::Tensor(cut), ..self }
+    pub(crate) fn sharded(self, shard: TensorShard) -> Self {
+        Self { sharding: Sharding::Tensor(shard), ..self }
     }
 
     /// The last matrix of a residual branch, whose initial values are smaller by this factor.
@@ -113,11 +115,6 @@ impl ParameterSpec {
     pub fn flops_per_token(&self) -> f64 {
         6.0 * self.len() * self.active * self.products
     }
-}
-
-/// Whether gradients train the parameter at this path of fields; `Module::train` of Burn reads it from the parameter.
-pub(crate) fn is_trained(path: &str) -> bool {
-    !Router::holds_bias(path)
 }
 
 /// Path and shape of every parameter of a module, in the order in which it is visited; none is initialized.
@@ -159,8 +156,7 @@ pub fn parameters_of<M: Module>(module: &M) -> Vec<ParameterSpec> {
             true => Initializer::Ones,
         };
         let products = if vector || name.split('.').any(|field| field == "embed") { 0.0 } else { 1.0 };
-        let (sharding, keep_fp32) = (Sharding::Replicated, false);
-        ParameterSpec { name, shape, initializer, sharding, keep_fp32, active: 1.0, products }
+        ParameterSpec { shape, initializer, products, ..ParameterSpec::matrix(name, [0, 0]) }
     };
     visited(module).into_iter().map(spec).collect()
 }
@@ -200,7 +196,8 @@ impl<E, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, E>> ModuleMapper for Fill<F
         match (self.values)(&path, &shape) {
             Ok(values) => {
                 let value = Tensor::from_data(TensorData::new(values, shape), &param.lazy_device());
-                Param::initialized(param.id, value).set_require_grad(is_trained(&path))
+                let id = param.id;
+                param.transform_for_load(value, id) // is trained as before
             }
             Err(error) => {
                 self.error = Some(error);

@@ -1,8 +1,9 @@
 //! The only list of model families, and [`ModelConfig`], a configuration of any of them.
 
+use crate::ModelError;
 use crate::architecture::{AnyArchitecture, Architecture};
 use crate::family::{Family, Size};
-use crate::hf::{Folder, HfError, SourceOf};
+use crate::hf::{Folder, SourceOf};
 use crate::{AnyModel, Batch, DeepSeek, DeepSeekConfig, Gpt2Config, Initial, LlamaConfig, Training};
 use burn::tensor::Device;
 use fsdp::Units;
@@ -30,7 +31,7 @@ struct Entry {
     default: fn() -> (ModelConfig, Option<MoeConfig>),
     read: fn(Value) -> Result<ModelConfig, yaml_serde::Error>,
     schema: fn(&mut SchemaGenerator) -> Schema,
-    from_hugging_face: fn(&Folder) -> Result<(ModelConfig, Option<MoeConfig>), HfError>,
+    from_hugging_face: fn(&Folder) -> Result<(ModelConfig, Option<MoeConfig>), ModelError>,
     hugging_face_names: fn(&Folder) -> SourceOf,
 }
 
@@ -110,7 +111,7 @@ impl ModelConfig {
     ///
     /// # Errors
     /// See [`Family::validate`]; also if a model without experts is given some.
-    pub fn validate(&self, moe: Option<&MoeConfig>) -> Result<(), String> {
+    pub fn validate(&self, moe: Option<&MoeConfig>) -> Result<(), ModelError> {
         let families = Self::families();
         let with_experts = || families.iter().filter(|(_, moe)| moe.is_some()).map(|(family, _)| family.type_name());
         let kind = self.type_name();
@@ -118,7 +119,8 @@ impl ModelConfig {
             let others = with_experts().collect::<Vec<_>>().join(" or ");
             return Err(format!(
                 "there is a `moe` section, but model.type {kind} has no experts: remove it, or take {others}"
-            ));
+            )
+            .into());
         }
         self.family(moe).validate()
     }
@@ -175,18 +177,18 @@ impl ModelConfig {
     ///
     /// # Errors
     /// If no family reads the folder's `model_type`, or the configuration is not supported.
-    pub fn from_hugging_face(folder: &Folder) -> Result<(Self, Option<MoeConfig>), HfError> {
+    pub fn from_hugging_face(folder: &Folder) -> Result<(Self, Option<MoeConfig>), ModelError> {
         (of_folder(folder)?.from_hugging_face)(folder)
     }
 
     /// Maps the paths of parameters to their sources in a Hugging Face folder.
-    pub(crate) fn hugging_face_names(folder: &Folder) -> Result<SourceOf, HfError> {
+    pub(crate) fn hugging_face_names(folder: &Folder) -> Result<SourceOf, ModelError> {
         Ok((of_folder(folder)?.hugging_face_names)(folder))
     }
 }
 
 /// The family that reads a folder.
-fn of_folder(folder: &Folder) -> Result<Entry, HfError> {
+fn of_folder(folder: &Folder) -> Result<Entry, ModelError> {
     let found = folder.config()["model_type"].as_str();
     let all = entries();
     let reads = |entry: &&Entry| found.is_some_and(|found| entry.model_types.contains(&found));

@@ -2,7 +2,6 @@
 
 use crate::layers::mlp::BlockOutput;
 use crate::layers::vocabulary;
-use crate::parameters::is_trained;
 use crate::{Batch, ExpertLoads, Initial, MicroBatch, Parallel, ParameterSpec, Sharding, Targets};
 use burn::module::Module;
 use burn::nn::Embedding;
@@ -34,14 +33,14 @@ impl Training {
         let rules: HashMap<String, ParameterSpec> =
             parameters.into_iter().map(|parameter| (parameter.name.clone(), parameter)).collect();
         let rules = Rc::new(rules);
-        let [of_experts, of_cuts, of_fp32] = [(); 3].map(|()| rules.clone());
+        let [of_experts, of_shards, of_fp32, of_adjusted] = [(); 4].map(|()| rules.clone());
         units.experts(move |name| of_experts[name].sharding == Sharding::Experts);
-        units.tensor_parallel(move |name| match of_cuts[name].sharding {
-            Sharding::Tensor(cut) => Some(cut),
+        units.tensor_parallel(move |name| match of_shards[name].sharding {
+            Sharding::Tensor(shard) => Some(shard),
             Sharding::Replicated | Sharding::Experts => None,
         });
         units.keep_fp32(move |name| of_fp32[name].keep_fp32);
-        units.adjusted(|name| !is_trained(name));
+        units.adjusted(move |name| !of_adjusted[name].trained);
         units.collectives(self.parallel.first_error.clone());
         let tp = self.parallel.sequences.tp.clone();
         units.shape(move |batch: &Batch| {

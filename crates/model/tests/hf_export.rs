@@ -6,7 +6,8 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use common::{FIXTURES, load};
 use half::{bf16, f16};
-use model::hf::{Dtype, ExportOptions, Folder, HfError, Pretrained, Summary, export};
+use model::ModelError;
+use model::hf::{Dtype, ExportOptions, Folder, Pretrained, Summary, export};
 use model::{
     DeepSeek, DeepSeekConfig, Family, Gpt2, Gpt2Config, LanguageModel, Llama, LlamaConfig, ModelConfig, RopeScaling,
     RopeType, YarnConfig,
@@ -240,7 +241,7 @@ fn what_transformers_cannot_compute_is_refused_with_its_key() {
         );
         assert!(fs::read_dir(folder.path()).unwrap().next().is_none(), "nothing is left");
         match error.unwrap_err() {
-            HfError::NotExpressible { key, .. } => key,
+            ModelError::NotExpressible { key, .. } => key,
             other => panic!("{other}"),
         }
     };
@@ -298,7 +299,7 @@ fn a_llama_is_exported_as_the_model_type_that_computes_it() {
                 assert_eq!(Folder::open(&path).unwrap().config()["model_type"], model_type, "{config:?}");
                 assert_eq!(logits(&*again), logits(&model), "{config:?} with {moe:?}");
             }
-            (Err(HfError::NotExpressible { key, .. }), Err(expected)) => assert_eq!(key, expected),
+            (Err(ModelError::NotExpressible { key, .. }), Err(expected)) => assert_eq!(key, expected),
             (result, expected) => panic!("{config:?} with {moe:?}: {result:?}, not {expected:?}"),
         }
     }

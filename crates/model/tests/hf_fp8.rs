@@ -2,7 +2,8 @@
 //! weights.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use model::hf::{Folder, HfError, Pretrained};
+use model::ModelError;
+use model::hf::{Folder, Pretrained};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize};
 use serde_json::{Value, json};
@@ -74,7 +75,7 @@ fn a_block_may_have_another_size() {
 fn an_fp8_matrix_without_its_factors_is_an_error_that_names_them() {
     let folder = folder(&json!({}), &[(NAME, Dtype::F8_E4M3, &[2, 2], &[0; 4])]);
     match Folder::open(folder.path()).unwrap().tensor(NAME, &[2, 2]).unwrap_err() {
-        HfError::MissingTensor { name, .. } => assert_eq!(name, format!("{NAME}_scale_inv")),
+        ModelError::MissingTensor { name, .. } => assert_eq!(name, format!("{NAME}_scale_inv")),
         other => panic!("{other}"),
     }
 }

@@ -1,7 +1,7 @@
 //! The settings of a mixture-of-experts layer, and their validation.
 
 use crate::ConfigError;
-use crate::kernels::dispatch::{DispatchRule, Layout, Order};
+use crate::kernels::dispatch::{DispatchRule, Order, RowLayout};
 use crate::kernels::route::{GateRule, MAX_CANDIDATES, SelectRule};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -263,7 +263,7 @@ impl MoeConfig {
             groups: if capacity.is_some() { sequences.max(1) } else { 1 },
             capacity,
             order: self.order,
-            layout: Layout::Sorted { tile },
+            layout: RowLayout::Sorted { tile },
         }
     }
 

@@ -42,7 +42,7 @@ pub struct MoeOutput {
 pub(crate) type RunExperts<'a> = dyn FnOnce(Tensor<2>, &Dispatched) -> Tensor<2> + 'a;
 
 /// The routing of a batch: gates, rows, statistics and choices.
-pub(crate) struct Plan {
+pub(crate) struct RoutingPlan {
     pub gates_kn: Tensor<2>,
     pub placed: Dispatched,
     pub stats: MoeStats,
@@ -169,7 +169,7 @@ impl MoeLayer {
         }
         let x_nd = x_bsd.clone().reshape([b * s, d]);
         let routing = self.router.forward_over(x_nd.clone(), ranks.whole(s), noise, ranks);
-        let Plan { gates_kn, placed, stats, choices_kn } = self.plan(&routing, [b, s], capacity, tile, ranks);
+        let RoutingPlan { gates_kn, placed, stats, choices_kn } = self.plan(&routing, [b, s], capacity, tile, ranks);
 
         let x_rd = permute(x_nd, &placed);
         let y_rd = experts(x_rd, &placed);
@@ -191,7 +191,7 @@ impl MoeLayer {
         capacity: Option<usize>,
         tile: usize,
         ranks: &SequenceRanks,
-    ) -> Plan {
+    ) -> RoutingPlan {
         let MoeConfig { top_k, num_experts, order, overflow, .. } = self.config;
         let candidates_cn = routing.candidates_cn.clone();
         let choices_kn = candidates_cn.clone().slice([0..top_k, 0..b * s]);
@@ -217,7 +217,7 @@ impl MoeLayer {
         };
         let gates_kn = route::gates(routing.scores_ne.clone(), experts_kn.clone(), self.config.gate_rule());
         let stats = MoeStats::new(choices_kn.clone(), experts_kn, gates_kn.clone().inner(), &placed, b);
-        Plan { gates_kn, placed, stats, choices_kn }
+        RoutingPlan { gates_kn, placed, stats, choices_kn }
     }
 
     /// The auxiliary loss; this rank's share, if several ranks have parts of the rows.

@@ -2,7 +2,7 @@
 
 use crate::exchange::Exchange;
 use crate::in_rounds::InRounds;
-use crate::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
+use crate::kernels::dispatch::{DispatchRule, Dispatched, Order, RowLayout, dispatch};
 use crate::kernels::grouped_gemm;
 use crate::kernels::permute::{permute, unpermute};
 use crate::rounds::Rounds;
@@ -138,7 +138,7 @@ pub(crate) fn by_expert(arriving: &[usize], experts: usize, x_ad: &Tensor<2>) ->
     let experts_of_rows: Vec<i32> = places.flat_map(|(place, count)| vec![(place % experts) as i32; *count]).collect();
     let rows = experts_of_rows.len();
     let experts_1a = Tensor::from_data(TensorData::new(experts_of_rows, [1, rows]), (&x_ad.device(), DType::I32));
-    let layout = Layout::Sorted { tile: grouped_gemm::tile_rows(x_ad) };
+    let layout = RowLayout::Sorted { tile: grouped_gemm::tile_rows(x_ad) };
     dispatch(experts_1a, DispatchRule { experts, groups: 1, capacity: None, order: Order::Token, layout })
 }
 

@@ -35,12 +35,6 @@ pub struct Routing {
 }
 
 impl Router {
-    /// Whether a path of fields leads to a router's bias. The bias must stay fp32: near 0.3 the spacing of bf16 is
-    /// 0.002, twice the change of one training step.
-    pub fn holds_bias(path: &str) -> bool {
-        path.ends_with("router.bias")
-    }
-
     /// Makes a router for width `d`.
     pub fn new(d: usize, config: &MoeConfig, device: &Device) -> Self {
         let bias = || {

@@ -7,7 +7,7 @@ use fused::cube::launch::set_cpu_units;
 use fused::cube::testing;
 use fused::silu_mul;
 use moe::ScoreFunc;
-use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
+use moe::kernels::dispatch::{DispatchRule, Dispatched, Order, RowLayout, dispatch};
 use moe::kernels::permute::{permute, unpermute};
 use moe::kernels::reroute::{RerouteRule, reroute};
 use moe::kernels::route::{GateRule, Noise, SelectRule, count, gates, scores, select};
@@ -164,7 +164,7 @@ fn numbers_that_no_expert_has_count_for_nobody() {
             groups: 1,
             capacity: None,
             order: Order::Token,
-            layout: Layout::Sorted { tile: 1 },
+            layout: RowLayout::Sorted { tile: 1 },
         };
         let Dispatched { row_of_kn, .. } = dispatch(experts(), rule);
         let row_of = ints(row_of_kn);
@@ -223,8 +223,10 @@ fn rows_agree() {
             let capacities = [Some(0), Some(1), Some((tokens * k).div_ceil(experts)), Some(tokens * k + 3)];
             for (capacity, layout) in capacities
                 .into_iter()
-                .flat_map(|capacity| [Layout::Capacity, Layout::Sorted { tile: 4 }].map(|layout| (capacity, layout)))
-                .chain([Layout::Sorted { tile: 1 }, Layout::Sorted { tile: 128 }].map(|layout| (None, layout)))
+                .flat_map(|capacity| {
+                    [RowLayout::Capacity, RowLayout::Sorted { tile: 4 }].map(|layout| (capacity, layout))
+                })
+                .chain([RowLayout::Sorted { tile: 1 }, RowLayout::Sorted { tile: 128 }].map(|layout| (None, layout)))
             {
                 let rule = DispatchRule { experts, groups, capacity, order, layout };
                 agree(&format!("dispatch k={k} n={n} {rule:?}"), |device| {
@@ -254,7 +256,7 @@ fn rows_of_tokens_and_their_gradients_agree() {
         ([2, 0, 4, 16], None, &[DType::F32]),
     ] {
         let chosen = draw_experts(&mut random, k, n, experts, 9);
-        let layout = Layout::Sorted { tile: 4 };
+        let layout = RowLayout::Sorted { tile: 4 };
         let rule = DispatchRule { experts, groups: 1, capacity, order: Order::Choice, layout };
         let r = rule.rows(n, k);
         let (x, y, gates) = (random.floats(n * d, 32), random.floats(r * d, 32), random.floats(k * n, 32));
@@ -295,7 +297,7 @@ fn more_rows_than_cubes_agree() {
     let mut random = Random(9);
     let n = 70_000;
     let (chosen, x, weight) = (draw_experts(&mut random, 1, n, 2, 9), random.floats(n, 64), random.floats(n, 64));
-    let layout = Layout::Sorted { tile: 1 };
+    let layout = RowLayout::Sorted { tile: 1 };
     let rule = DispatchRule { experts: 2, groups: 1, capacity: None, order: Order::Choice, layout };
     agree("70000 tokens", |device| {
         let ad = &device.clone().autodiff();
@@ -320,7 +322,7 @@ fn inputs_that_are_not_contiguous_agree() {
     let ([k, n, e, d], rule) = ([2, 12, 4, 8], plain(2));
     let (scores, x, chosen) =
         (random.floats(n * e, 64), random.floats(n * d, 64), draw_experts(&mut random, k, n, e, 5));
-    let layout = Layout::Sorted { tile: 1 };
+    let layout = RowLayout::Sorted { tile: 1 };
     let to = DispatchRule { experts: e, groups: 1, capacity: None, order: Order::Token, layout };
     agree("transposed and sliced inputs", |device| {
         let scores_ne = f32s(&scores, [e, n], device).transpose();

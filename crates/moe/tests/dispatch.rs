@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Int, Tensor};
 use moe::MoeConfig;
-use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
+use moe::kernels::dispatch::{DispatchRule, Dispatched, Order, RowLayout, dispatch};
 use moe::kernels::reroute::{RerouteRule, reroute};
 use moe::kernels::route::count;
 use proptest::prelude::*;
@@ -88,7 +88,7 @@ fn follows_the_rule(case: &Choices, experts: &[i32], rule: DispatchRule) {
             if row_of[p] >= 0 {
                 assert!(row_of[p] > last_row[expert], "an expert's rows are in order");
                 assert!((expert_offsets[expert]..expert_offsets[expert + 1]).contains(&row_of[p]));
-                if rule.layout == Layout::Capacity {
+                if rule.layout == RowLayout::Capacity {
                     assert_eq!(row_of[p] as usize, (expert * case.groups + group) * capacity + load[expert] - 1);
                 }
                 last_row[expert] = row_of[p];
@@ -101,11 +101,11 @@ fn follows_the_rule(case: &Choices, experts: &[i32], rule: DispatchRule) {
     for expert in 0..case.e {
         let (from, rows) = (expert_offsets[expert], expert_offsets[expert + 1] - expert_offsets[expert]);
         match rule.layout {
-            Layout::Sorted { tile } => {
+            RowLayout::Sorted { tile } => {
                 assert_eq!(rows as usize, (kept[expert] as usize).next_multiple_of(tile), "rows of expert {expert}");
                 assert!(last_row[expert] - from < kept[expert].max(1), "the kept rows come first");
             }
-            Layout::Capacity => assert_eq!(rows as usize, case.groups * capacity),
+            RowLayout::Capacity => assert_eq!(rows as usize, case.groups * capacity),
         }
     }
     assert!(expert_offsets[case.e] as usize <= assignment_of.len());
@@ -119,15 +119,15 @@ proptest! {
         case in choices(), order in order(), capacity in prop_oneof![Just(0usize), 1..=13usize, Just(1000)], tile in 1..=5usize,
     ) {
         let rule = |layout| DispatchRule { experts: case.e, groups: case.groups, capacity: Some(capacity), order, layout };
-        follows_the_rule(&case, case.experts(), rule(Layout::Sorted { tile }));
-        follows_the_rule(&case, case.experts(), rule(Layout::Capacity));
+        follows_the_rule(&case, case.experts(), rule(RowLayout::Sorted { tile }));
+        follows_the_rule(&case, case.experts(), rule(RowLayout::Capacity));
     }
 
     #[test]
     fn dropless_dispatch_keeps_everything_and_skips_what_is_not_there(
         case in choices(), order in order(), tile in 1..=5usize, holes in any::<u64>(),
     ) {
-        let rule = DispatchRule { experts: case.e, groups: 1, capacity: None, order, layout: Layout::Sorted { tile } };
+        let rule = DispatchRule { experts: case.e, groups: 1, capacity: None, order, layout: RowLayout::Sorted { tile } };
         let whole = Choices { groups: 1, tokens: case.n(), ..case.clone() };
         follows_the_rule(&whole, case.experts(), rule);
         let with_holes: Vec<i32> =
@@ -166,7 +166,7 @@ proptest! {
             }
         }
         // Rerouted assignments all fit.
-        let layout = Layout::Sorted { tile: 1 };
+        let layout = RowLayout::Sorted { tile: 1 };
         let rule = DispatchRule { experts: case.e, groups: case.groups, capacity: Some(capacity), order, layout };
         let kept = ints(dispatch(tensor(&experts, k, n), rule).kept_e).iter().sum::<i32>() as usize;
         prop_assert_eq!(kept, experts.iter().filter(|expert| **expert >= 0).count());
@@ -196,7 +196,7 @@ proptest! {
 fn where_capacity_runs_out_the_weakest_choices_go_first() {
     let (a, b, c) = (0, 1, 2);
     let experts = tensor(&[a, a, c, b, c, a], 2, 3);
-    let rule = |order| DispatchRule { experts: 3, groups: 1, capacity: Some(2), order, layout: Layout::Capacity };
+    let rule = |order| DispatchRule { experts: 3, groups: 1, capacity: Some(2), order, layout: RowLayout::Capacity };
     let Dispatched { row_of_kn, assignment_of_r, .. } = dispatch(experts.clone(), rule(Order::Choice));
     assert_eq!(ints(row_of_kn), [0, 1, 4, 2, 5, -1]);
     assert_eq!(ints(assignment_of_r), [0, 1, 3, -1, 2, 4]);

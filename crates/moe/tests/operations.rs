@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use fused::silu_mul;
 use moe::ScoreFunc;
-use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
+use moe::kernels::dispatch::{DispatchRule, Dispatched, Order, RowLayout, dispatch};
 use moe::kernels::grouped_gemm::grouped_gemm;
 use moe::kernels::permute::{permute, unpermute};
 use moe::kernels::route::{GateRule, Noise, SelectRule, gates, scores, select};
@@ -88,7 +88,7 @@ impl Placement {
 
 fn placements() -> impl Strategy<Value = Placement> {
     let experts = prop_oneof![1 => Just(1usize), 6 => 2..=9usize, 1 => Just(256)];
-    let layout = prop_oneof![Just(Layout::Capacity), (1..=4usize).prop_map(|tile| Layout::Sorted { tile })];
+    let layout = prop_oneof![Just(RowLayout::Capacity), (1..=4usize).prop_map(|tile| RowLayout::Sorted { tile })];
     let capacity = prop_oneof![Just(0usize), 1..=4usize, Just(40)];
     (size(9), experts, layout, capacity, any::<bool>(), any::<u64>()).prop_flat_map(
         |(n, e, layout, capacity, choice, seed)| {

@@ -25,7 +25,7 @@ pub(crate) fn model(entries: &Entries) -> Option<String> {
     let layers = one_of(["model.n_layer", "model.num_hidden_layers"]).map(|n| format!("{n} layers"));
     let width = one_of(["model.n_embd", "model.hidden_size"]).map(|n| format!("{n} wide"));
     let experts = get(entries, "moe.num_experts").map(|n| format!("{n} experts"));
-    let parts = [Some(kind.to_owned()), layers, width, experts.filter(|_| kind != "gpt2")];
+    let parts = [Some(kind.to_owned()), layers, width, experts];
     Some(parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// A line that the page uses.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Line {
-    Step(Box<Step>),
+    Step(Box<StepLine>),
     Validation {
         step: u64,
         loss: f64,
@@ -81,7 +81,7 @@ pub(crate) struct Group {
 
 /// A training step. Values missing from the line are NaN.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Step {
+pub(crate) struct StepLine {
     pub step: u64,
     pub loss: f64,
     pub aux_loss: f64,
@@ -179,11 +179,11 @@ impl Line {
         if line.contains_key("memory") || line.contains_key("traffic") {
             return Some(Self::Usage(Usage::of(line)));
         }
-        line.contains_key("loss").then(|| Self::Step(Box::new(Step::of(step, line))))
+        line.contains_key("loss").then(|| Self::Step(Box::new(StepLine::of(step, line))))
     }
 }
 
-impl Step {
+impl StepLine {
     fn of(step: u64, line: &Map<String, Value>) -> Self {
         let number = |key| number(line, key);
         Self {

@@ -1,6 +1,6 @@
 //! All lines of a run, in order. The steps that a resumed run repeats replace the earlier ones.
 
-use crate::lines::{Layer, Line, Memory, Setup, StageSeconds, Step, Traffic};
+use crate::lines::{Layer, Line, Memory, Setup, StageSeconds, StepLine, Traffic};
 use std::collections::BTreeMap;
 
 /// Prefix of the event with which a process resumes a run.
@@ -13,7 +13,7 @@ pub(crate) const ENDED_EARLY: &str = "ended early ";
 /// The content of the lines of `metrics.jsonl`.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
-    pub steps: Vec<Step>,
+    pub steps: Vec<StepLine>,
     /// Seconds since the run's start at the end of each step. They continue after a resume.
     pub seconds: Vec<f64>,
     /// Step and loss.

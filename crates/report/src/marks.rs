@@ -1,6 +1,6 @@
 //! Marks in the plots: events of the run, and values far above the preceding ones.
 
-use crate::lines::Step;
+use crate::lines::StepLine;
 use crate::log::{Log, RESUMED, SAVED};
 use crate::series::Rounded;
 use serde::Serialize;
@@ -68,8 +68,8 @@ fn without_folders(text: &str) -> String {
 }
 
 /// The steps far above those before them. If there are too many, the most extreme ones.
-pub(crate) fn spikes(steps: &[Step], of: fn(&Step) -> (f64, f64)) -> Vec<Spike> {
-    let spike = |step: &Step| {
+pub(crate) fn spikes(steps: &[StepLine], of: fn(&StepLine) -> (f64, f64)) -> Vec<Spike> {
+    let spike = |step: &StepLine| {
         let (value, z) = of(step);
         (z >= SPIKE && value.is_finite()).then_some(Spike { step: step.step, value: Rounded(value), z: Rounded(z) })
     };

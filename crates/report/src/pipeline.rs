@@ -15,7 +15,7 @@ const EQUAL: Ticks = Ticks { forward: 1, input: 1, weights: 1 };
 
 /// When each stage does what in a step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Step {
+pub(crate) struct PipelineStep {
     pub schedule: &'static str,
     /// Micro-batches in a step, and how many of them are drawn.
     pub micro_batches: usize,
@@ -34,7 +34,7 @@ pub(crate) struct Step {
 /// Kind (`F`, `B`, or `I` and `W` of a split backward), chunk, micro-batch, start and end.
 type Done = (char, usize, usize, u64, u64);
 
-impl Step {
+impl PipelineStep {
     /// The step of a run with several stages, according to its configuration. `measured` is each stage's compute time,
     /// if known.
     pub fn new(config: &Entries, setup: Option<&Setup>, measured: &[StageSeconds]) -> Option<Self> {
@@ -135,24 +135,28 @@ mod tests {
 
     #[test]
     fn a_step_is_the_schedules_time_line() {
-        let step = Step::new(&config(&TWO_STAGES), None, &[]).unwrap();
+        let step = PipelineStep::new(&config(&TWO_STAGES), None, &[]).unwrap();
         // Two groups of ranks share 12 rows, 3 at a time.
         assert_eq!((step.micro_batches, step.drawn, step.chunks, step.end, step.tick), (2, 2, 1, 9, None));
         assert_eq!(step.stages[0], [('F', 0, 0, 0, 1), ('F', 0, 1, 1, 2), ('B', 0, 0, 5, 7), ('B', 0, 1, 7, 9)]);
         // (p - 1)(f + b) out of m (f + b) + (p - 1)(f + b).
         assert_eq!(step.waits, [Rounded(3.0 / 9.0); 2]);
         let setup = Setup { micro_batch_size: Some(1), ..Setup::default() };
-        assert_eq!(Step::new(&config(&TWO_STAGES), Some(&setup), &[]).unwrap().micro_batches, 6);
-        assert_eq!(Step::new(&config(&TWO_STAGES[1..]), None, &[]), None, "one stage has no schedule");
+        assert_eq!(PipelineStep::new(&config(&TWO_STAGES), Some(&setup), &[]).unwrap().micro_batches, 6);
+        assert_eq!(PipelineStep::new(&config(&TWO_STAGES[1..]), None, &[]), None, "one stage has no schedule");
     }
 
     #[test]
     fn a_stage_takes_what_was_measured_of_it() {
-        let step = Step::new(&config(&TWO_STAGES), None, &seconds(&[6.0, 3.0])).unwrap();
+        let step = PipelineStep::new(&config(&TWO_STAGES), None, &seconds(&[6.0, 3.0])).unwrap();
         let took = |stage: usize| step.stages[stage].iter().map(|(.., start, end)| end - start).sum::<u64>() as f64;
         let tick = step.tick.unwrap().0;
         assert!((took(0) * tick - 6.0).abs() < 1e-4 && (took(1) * tick - 3.0).abs() < 1e-4, "{step:?}");
-        assert_eq!(Step::new(&config(&TWO_STAGES), None, &seconds(&[6.0])).unwrap().tick, None, "of other stages");
+        assert_eq!(
+            PipelineStep::new(&config(&TWO_STAGES), None, &seconds(&[6.0])).unwrap().tick,
+            None,
+            "of other stages"
+        );
     }
 
     #[test]
@@ -175,7 +179,7 @@ mod tests {
             let texts: Vec<_> = sizes.iter().map(usize::to_string).collect();
             let mut entries: Vec<_> = keys.into_iter().zip(texts.iter().map(String::as_str)).collect();
             entries.push(("parallel.schedule", Schedule::ALL[schedule].name()));
-            if let Some(step) = Step::new(&config(&entries), None, &seconds(&computing)) {
+            if let Some(step) = PipelineStep::new(&config(&entries), None, &seconds(&computing)) {
                 prop_assert!(step.stages.iter().map(Vec::len).sum::<usize>() <= ACTIONS);
                 prop_assert!(step.waits.iter().all(|share| (0.0..1.0).contains(&share.0)));
             }

@@ -1,7 +1,7 @@
 //! A run as the page shows it.
 
 use crate::config::{self, Entries};
-use crate::lines::{Setup, StageSeconds, Step};
+use crate::lines::{Setup, StageSeconds, StepLine};
 use crate::loads::{Loads, loads};
 use crate::log::{Log, SAVED};
 use crate::marks::{Mark, Spike, marks, spikes};
@@ -68,7 +68,7 @@ pub(crate) struct Run {
     /// waiting.
     pub stages: Vec<(Rounded, Rounded)>,
     /// The timeline of these stages.
-    pub pipeline: Option<pipeline::Step>,
+    pub pipeline: Option<pipeline::PipelineStep>,
     pub experts: Vec<Loads>,
     pub config: Entries,
 }
@@ -94,8 +94,8 @@ impl Run {
         state: State,
     ) -> Self {
         let (steps, stages) = (&log.steps, medians(&log.stages));
-        let total = |of: fn(&Step) -> f64| steps.iter().map(of).filter(|v| v.is_finite()).sum::<f64>();
-        let median = |of: fn(&Step) -> f64| median(steps.iter().map(of)).map(Rounded);
+        let total = |of: fn(&StepLine) -> f64| steps.iter().map(of).filter(|v| v.is_finite()).sum::<f64>();
+        let median = |of: fn(&StepLine) -> f64| median(steps.iter().map(of)).map(Rounded);
         let finite = log.validations.iter().filter(|(_, loss)| loss.is_finite());
         let best_val = finite.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(step, loss)| (*step, Rounded(*loss)));
         Self {
@@ -142,7 +142,7 @@ impl Run {
                 .map(|(name, t)| (name, Rounded(t.calls), Rounded(t.bytes), Rounded(t.seconds)))
                 .collect(),
             stages: stages.iter().map(stage).collect(),
-            pipeline: pipeline::Step::new(config, log.setups.last(), &stages),
+            pipeline: pipeline::PipelineStep::new(config, log.setups.last(), &stages),
             experts: loads(&log.experts),
             config: config.clone(),
         }
@@ -199,7 +199,7 @@ fn bubble(stages: &[StageSeconds]) -> f64 {
 /// All series that have a value.
 fn series(log: &Log) -> BTreeMap<&'static str, Series> {
     let steps: Vec<_> = log.steps.iter().map(|step| step.step).collect();
-    let of = |value: fn(&Step) -> f64| {
+    let of = |value: fn(&StepLine) -> f64| {
         let values: Vec<_> = log.steps.iter().map(value).collect();
         Series::new(&steps, &values, POINTS)
     };
@@ -232,14 +232,14 @@ fn of_validations(validations: &[(u64, f64)]) -> Series {
 }
 
 /// The mean loss of the last fiftieth of the steps, but at least of the last step.
-fn final_loss(steps: &[Step]) -> f64 {
+fn final_loss(steps: &[StepLine]) -> f64 {
     let last = &steps[steps.len() - (steps.len() / 50).max(1).min(steps.len())..];
     let finite: Vec<_> = last.iter().map(|step| step.loss).filter(|loss| loss.is_finite()).collect();
     finite.iter().sum::<f64>() / finite.len() as f64
 }
 
 /// The fraction of time spent waiting for data, over the steps that report it.
-fn data_wait(steps: &[Step]) -> f64 {
+fn data_wait(steps: &[StepLine]) -> f64 {
     let told = steps.iter().filter(|step| step.data_wait_seconds.is_finite() && step.step_seconds.is_finite());
     let (wait, all) = told.fold((0.0, 0.0), |(w, a), step| (w + step.data_wait_seconds, a + step.step_seconds));
     wait / all

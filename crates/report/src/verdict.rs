@@ -1,6 +1,6 @@
 //! A verdict on a run in a few words, from a few thresholds on its numbers; docs/report.md explains the rules.
 
-use crate::lines::Step;
+use crate::lines::StepLine;
 use crate::log::{ENDED_EARLY, Log};
 use crate::marks::SPIKE;
 use crate::series::median;
@@ -159,7 +159,7 @@ fn overfitting(log: &Log) -> Option<Found> {
 }
 
 /// The loss jumps again and again.
-fn spiking(steps: &[Step]) -> Option<Found> {
+fn spiking(steps: &[StepLine]) -> Option<Found> {
     let late = &steps[steps.len() - (steps.len() / 5).max(OF_LATE).min(steps.len())..];
     let spikes = late.iter().filter(|step| step.loss_z >= SPIKE || !step.loss.is_finite()).count();
     let why = format!("the loss jumped {spikes} times in the last {} steps", late.len());
@@ -178,11 +178,11 @@ fn healthy(log: &Log) -> Found {
 struct Stretches(Vec<(u64, f64)>, usize);
 
 impl Stretches {
-    fn new(steps: &[Step]) -> Self {
+    fn new(steps: &[StepLine]) -> Self {
         let len = (steps.len() / STRETCHES).max(STRETCH);
         // The last stretch is complete, so that it says as much as the others.
         let stretches = steps.rchunks(len).rev().filter(|steps| 2 * steps.len() >= len);
-        let middle = |steps: &[Step]| Some((steps[0].step, median(steps.iter().map(|step| step.loss))?));
+        let middle = |steps: &[StepLine]| Some((steps[0].step, median(steps.iter().map(|step| step.loss))?));
         Self(stretches.filter_map(middle).collect(), len)
     }
 

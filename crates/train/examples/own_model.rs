@@ -6,7 +6,9 @@ use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Int, Tensor};
-use model::{Architecture, Batch, Chunk, Decoder, Family, LayerCache, ParameterSpec, Size, Training, VocabularyHead};
+use model::{
+    Architecture, Batch, Chunk, Decoder, Family, LayerCache, ModelError, ParameterSpec, Size, Training, VocabularyHead,
+};
 use moe::MoeConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -131,10 +133,10 @@ impl Family for TinyConfig {
         ("model.context", self.context)
     }
 
-    fn validate(&self) -> Result<(), String> {
+    fn validate(&self) -> Result<(), ModelError> {
         match self.layers > 0 && self.context > 0 && self.width > 0 && self.width.is_multiple_of(HEAD_DIM) {
             true => Ok(()),
-            false => Err(format!("model.width is {}: give a multiple of {HEAD_DIM}", self.width)),
+            false => Err(format!("model.width is {}: give a multiple of {HEAD_DIM}", self.width).into()),
         }
     }
 

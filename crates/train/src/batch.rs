@@ -56,7 +56,7 @@ impl BatchMaker {
             None => RowCounts { positions, labels: positions, squares: positions * batch.seq_len as f64 },
             Some(end) => {
                 // The square of a document's length: 1 + 3 + 5 + ..
-                let starts = batch.document_starts(end);
+                let starts = batch.first_keys(end);
                 let ahead = starts.iter().enumerate().map(|(i, start)| i % batch.seq_len - *start as usize);
                 let squares = ahead.map(|ahead| (2 * ahead + 1) as f64).sum();
                 RowCounts { positions, labels: batch.labels(end) as f64, squares }
@@ -98,7 +98,7 @@ impl BatchMaker {
         let (t, device, context) = (batch.seq_len, &self.device, &self.ranks.cp);
         let padded = t.next_multiple_of(SequenceRanks::divisor(self.ranks.tp.size(), context.size()));
         // Each padding position is a document of its own.
-        let starts = self.border.map(|end| pad(batch.document_starts(end), t, padded, |place| place as i32));
+        let starts = self.border.map(|end| pad(batch.first_keys(end), t, padded, |place| place as i32));
         let documents = starts.map(|starts| Documents::new(starts, padded, context, device));
         let rows = TokenRows {
             inputs: &batch.inputs,

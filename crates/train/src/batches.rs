@@ -35,7 +35,7 @@ struct Portion {
 
 /// The rows of a micro-batch within the global batch, and whether they count.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Rows {
+pub(crate) struct MicroBatchRows {
     pub rows: Range<u64>,
     pub count: bool,
 }
@@ -77,14 +77,16 @@ impl Batches {
 
     /// The rows of a step's global batch that the rank computes, one micro-batch at a time.
     ///
-    /// Micro-batches are dealt to the ranks in turn, so their gradients are added in the same order on any number of
+    /// Ranks take the micro-batches in turn, so their gradients are added in the same order on any number of
     /// ranks. If they do not divide evenly, the last one is smaller. Ranks that would have one fewer compute the first
     /// row again without counting it, because all ranks take part in all collectives.
-    pub fn rows(&self, steps: usize) -> Vec<Rows> {
+    pub fn rows(&self, steps: usize) -> Vec<MicroBatchRows> {
         let Portion { micro_batch_size: micro, global_batch_size: batch, .. } = self.portions[self.bucket(steps)];
         let micro_batch = |round: usize| match (round * self.ranks + self.rank) * micro {
-            first if first < batch => Rows { rows: first as u64..(first + micro).min(batch) as u64, count: true },
-            _ => Rows { rows: 0..1, count: false },
+            first if first < batch => {
+                MicroBatchRows { rows: first as u64..(first + micro).min(batch) as u64, count: true }
+            }
+            _ => MicroBatchRows { rows: 0..1, count: false },
         };
         (0..batch.div_ceil(micro * self.ranks)).map(micro_batch).collect()
     }
@@ -94,7 +96,7 @@ impl Batches {
     /// # Errors
     /// If a token file can no longer be read.
     pub fn cut(&self, steps: usize) -> Result<Vec<data::Batch>, DataError> {
-        let rows = self.rows(steps).into_iter().map(|Rows { rows, .. }| rows);
+        let rows = self.rows(steps).into_iter().map(|MicroBatchRows { rows, .. }| rows);
         let Some(buckets) = &self.buckets else {
             let first = self.first_sequence(steps);
             let windows = self.windows.as_ref().expect("what has no buckets has windows");
@@ -145,7 +147,11 @@ mod tests {
     /// The rows of a step as sequence numbers in the data's order.
     fn sequences(batches: &Batches, steps: usize) -> Vec<Range<u64>> {
         let first = batches.first_sequence(steps);
-        batches.rows(steps).into_iter().map(|Rows { rows, .. }| first + rows.start..first + rows.end).collect()
+        batches
+            .rows(steps)
+            .into_iter()
+            .map(|MicroBatchRows { rows, .. }| first + rows.start..first + rows.end)
+            .collect()
     }
 
     #[test]
@@ -161,7 +167,7 @@ mod tests {
         for batch in 1..20 {
             for ranks in 1..6 {
                 let of_rank = |rank| batches(batch, (rank, ranks)).rows(0);
-                let all: Vec<Vec<Rows>> = (0..ranks).map(of_rank).collect();
+                let all: Vec<Vec<MicroBatchRows>> = (0..ranks).map(of_rank).collect();
                 assert!(all.iter().all(|rows| rows.len() == all[0].len()), "{batch} on {ranks}");
                 let counting = all.iter().flatten().filter(|rows| rows.count);
                 let mut rows: Vec<u64> = counting.flat_map(|rows| rows.rows.clone()).collect();

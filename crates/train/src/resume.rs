@@ -16,7 +16,7 @@ use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Lowest, split
 use data::{OpenOptions, Prepared, Tokenizer, TokenizerSpec, Trained};
 use fsdp::{Fsdp, Part, Unloaded};
 use model::{Batch, Initial};
-use partial::{Partial, drawn};
+use partial::{Partial, initial_values};
 use std::cmp::Ordering;
 use std::fs;
 use std::io::{self, IsTerminal, Write};
@@ -152,7 +152,7 @@ impl Resume {
         };
         let has_moments = progress.optimizer_steps > 0;
         let mut values = |wanted: &Part| match &self.partial {
-            Some(partial) if !partial.takes(&wanted.name) => Ok(drawn(initial, wanted, has_moments)),
+            Some(partial) if !partial.takes(&wanted.name) => Ok(initial_values(initial, wanted, has_moments)),
             _ => fsdp::read_part(&self.checkpoint, wanted).map_err(|error| hints::checkpoint(&error)),
         };
         let fsdp = fsdp.load_state(progress, &mut values)?;
@@ -254,9 +254,14 @@ pub(crate) enum Start {
 /// Resolves `--resume WHICH`: a folder `step-N`, or the newest checkpoint of a run's folder.
 ///
 /// The words [`LATEST`] and [`AUTO`] mean the newest checkpoint of `out`, or else of the most recently trained run in
-/// `runs/` (of the preset, if one is given). `auto` skips checkpoints that are not `whole`, and starts from the
+/// `runs/` (of the preset, if one is given). `auto` skips checkpoints that are not whole by this `verification`, and starts from the
 /// beginning if there is none.
-pub(crate) fn find(which: &Path, out: Option<&Path>, preset: Option<&str>, whole: Whole) -> Result<Start, TrainError> {
+pub(crate) fn find(
+    which: &Path,
+    out: Option<&Path>,
+    preset: Option<&str>,
+    verification: Verification,
+) -> Result<Start, TrainError> {
     if !is_word(which) {
         mend(split_at(which).map(|(run, _)| run).or(run_of(which)).unwrap_or(which));
         return match is_run(which) && Folder::of_run(which).latest()?.is_none() {
@@ -283,7 +288,7 @@ pub(crate) fn find(which: &Path, out: Option<&Path>, preset: Option<&str>, whole
         return Err(TrainError::OtherModel { path: run, preset: preset.into() });
     }
     mend(&run);
-    let newest = if auto { newest_whole(&run, whole)? } else { Folder::of_run(&run).latest()? };
+    let newest = if auto { newest_whole(&run, verification)? } else { Folder::of_run(&run).latest()? };
     match newest {
         Some(checkpoint) => Ok(Start::From(checkpoint)),
         None if auto => Ok(Start::Anew { again_in: Some(run) }),
@@ -293,7 +298,7 @@ pub(crate) fn find(which: &Path, out: Option<&Path>, preset: Option<&str>, whole
 
 /// How much of a checkpoint is verified before it counts as intact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whole {
+pub(crate) enum Verification {
     /// All of it.
     EveryByte,
     /// Only the index, because each of many processes would read everything. What is read later is verified then.
@@ -304,12 +309,12 @@ pub(crate) enum Whole {
 ///
 /// # Errors
 /// If there are checkpoints but none is intact.
-fn newest_whole(run: &Path, whole: Whole) -> Result<Option<PathBuf>, TrainError> {
+fn newest_whole(run: &Path, verification: Verification) -> Result<Option<PathBuf>, TrainError> {
     let mut damaged = None;
     for (_, path) in Folder::of_run(run).list()?.into_iter().rev() {
-        let opened = Checkpoint::open(&path).and_then(|checkpoint| match whole {
-            Whole::EveryByte => checkpoint.verify_all(),
-            Whole::Index => Ok(()),
+        let opened = Checkpoint::open(&path).and_then(|checkpoint| match verification {
+            Verification::EveryByte => checkpoint.verify_all(),
+            Verification::Index => Ok(()),
         });
         match opened {
             Ok(()) => return Ok(Some(path)),

@@ -8,7 +8,7 @@ mod validating;
 
 use crate::allocator::allocated;
 use crate::batch::{BatchMaker, RowCounts};
-use crate::batches::{Batches, Rows};
+use crate::batches::{Batches, MicroBatchRows};
 use crate::config::{Config, OnNonFinite, TrainConfig};
 use crate::device;
 use crate::error::TrainError;
@@ -298,7 +298,7 @@ impl<'a> Trainer<'a> {
         rows.iter().filter(|(rows, _)| rows.count).for_each(|(_, tokens)| counts += self.maker.count(tokens));
         let counts = self.over_ranks(counts)?;
         let (mut micro_batches, mut weights) = (vec![], vec![]);
-        for (Rows { rows, count }, tokens) in rows {
+        for (MicroBatchRows { rows, count }, tokens) in rows {
             let place = StepContext { seed: self.job.config.train.seed, step: step as u64, first_row: rows.start };
             let place = Some(place).filter(|_| count); // filler micro-batches have no effect on the run
             micro_batches.push(self.maker.for_training(tokens, place, counts.scale())?);

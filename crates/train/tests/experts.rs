@@ -10,7 +10,7 @@ use fsdp::{
 };
 use model::deepseek::{Block, Head};
 use model::{DeepSeek, DeepSeekConfig, Parallel, StepContext, Targets};
-use moe::{ExpertParallel, Experts, MoeConfig, Router, ScoreFunc};
+use moe::{ExpertParallel, Experts, MoeConfig, ScoreFunc};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -115,7 +115,7 @@ impl Case {
             units.collectives(parallel.first_error.clone());
             parallel.experts = Some(ExpertParallel::new(mesh.over(&[Axis::Ep])?, parallel.first_error.clone()));
         }
-        units.keep_fp32(Router::holds_bias);
+        units.keep_fp32(|name| name.ends_with("router.bias"));
         let (initial, favourite) = (DeepSeek::initial(&shape(), &self.moe, 7), self.favourite);
         units.initializer(move |name, dims, runs| match favourite {
             Some(expert) if name.ends_with("router.bias") => {

@@ -1,13 +1,13 @@
 //! Compares the operations of `moe` on the device with [`mod@reference`]: numbers relative to the largest, indices exactly.
 
 use crate::numbers::{Numbers, ints, tensor};
-use crate::parts::Part;
+use crate::parts::GpuCheck;
 use crate::reference;
 use crate::report::dtype_name;
 use crate::timer::message;
 use burn::module::Param;
 use burn::tensor::{DType, Device, Gradients, Int, Tensor};
-use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
+use moe::kernels::dispatch::{DispatchRule, Dispatched, Order, RowLayout, dispatch};
 use moe::kernels::grouped_gemm::{Tier, force_tier, grouped_gemm, rows_gradient, weight_gradient};
 use moe::kernels::permute::{permute, unpermute};
 use moe::kernels::reroute::{RerouteRule, reroute};
@@ -16,20 +16,20 @@ use moe::{MoeConfig, ScoreFunc};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs a part in this process and prints a line for each result. Returns whether all are correct.
-pub fn run(part: Part, device: &Device, smoke: bool) -> bool {
+pub fn run(part: GpuCheck, device: &Device, smoke: bool) -> bool {
     let cpu = open_is_cpu(device);
     let mut check = Check { device: device.clone(), cpu, right: true };
     match part {
-        Part::Routing => {
+        GpuCheck::Routing => {
             check.each("indices", |check| check.indices(smoke));
             check.each("route", |check| check.route(smoke));
             for dtype in [DType::F32, DType::BF16] {
                 check.each("permute", |check| check.permutation(smoke, dtype));
             }
         }
-        Part::Product(tier, dtype) => check.product(smoke, tier, dtype),
-        Part::Fused(dtype) => check.operations(smoke, dtype),
-        Part::Layer => {
+        GpuCheck::Product(tier, dtype) => check.product(smoke, tier, dtype),
+        GpuCheck::Fused(dtype) => check.operations(smoke, dtype),
+        GpuCheck::Layer => {
             check.layer(smoke, DType::F32);
             if !cpu {
                 check.layer(smoke, DType::BF16);
@@ -155,9 +155,9 @@ impl Check {
         same("reroute", &|device| read(reroute(ints(&candidates, [k, n], device), rule)));
         let rule = |groups, capacity, order, layout| DispatchRule { experts: e, groups, capacity, order, layout };
         let rules = [
-            ("dropless", rule(1, None, Order::Choice, Layout::Sorted { tile: 1 })),
-            ("in tiles", rule(1, None, Order::Token, Layout::Sorted { tile: 128 })),
-            ("with a capacity", rule(2, Some(capacity / 2), Order::Choice, Layout::Capacity)),
+            ("dropless", rule(1, None, Order::Choice, RowLayout::Sorted { tile: 1 })),
+            ("in tiles", rule(1, None, Order::Token, RowLayout::Sorted { tile: 128 })),
+            ("with a capacity", rule(2, Some(capacity / 2), Order::Choice, RowLayout::Capacity)),
         ];
         for (name, rule) in rules {
             same(&format!("dispatch {name}"), &|device| {
@@ -198,7 +198,7 @@ impl Check {
 
     fn permutation(&mut self, smoke: bool, dtype: DType) {
         let ([n, e, k, d], name) = (size(smoke), dtype_name(dtype));
-        let layout = Layout::Sorted { tile: 16 };
+        let layout = RowLayout::Sorted { tile: 16 };
         let rule = DispatchRule { experts: e, groups: 1, capacity: None, order: Order::Choice, layout };
         let placed = dispatch(ints(&some_experts(n, k, e), [k, n], &self.device), rule);
         let row_of: Vec<i32> = placed.row_of_kn.clone().into_data().iter::<i32>().collect();

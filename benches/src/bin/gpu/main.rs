@@ -17,7 +17,7 @@ mod timer;
 use burn::tensor::Device;
 use cases::{ProductCase, Sizes};
 use clap::Parser;
-use parts::{Measure, Outcome, Part};
+use parts::{GpuCheck, Measure, Outcome};
 use report::Report;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -39,13 +39,13 @@ struct Args {
     commit: String,
     /// Run only these parts of the checks; without --measure, measure nothing
     #[arg(long, value_name = "NAME")]
-    check: Vec<Part>,
+    check: Vec<GpuCheck>,
     /// Run only these measurements; without --check, check nothing
     #[arg(long, value_name = "NAME")]
     measure: Vec<Measure>,
     /// Run one part of the checks in this process
     #[arg(long, value_name = "NAME", hide = true)]
-    part: Option<Part>,
+    part: Option<GpuCheck>,
 }
 
 fn main() -> ExitCode {
@@ -72,7 +72,7 @@ fn run(args: &Args) -> Result<bool, String> {
     println!("device {} ({}), commit {}", report.device, args.device, args.commit);
     let all = args.check.is_empty() && args.measure.is_empty();
     let (checks, measures) =
-        if all { (Part::ALL.to_vec(), Measure::ALL.to_vec()) } else { (args.check.clone(), args.measure.clone()) };
+        if all { (GpuCheck::ALL.to_vec(), Measure::ALL.to_vec()) } else { (args.check.clone(), args.measure.clone()) };
     for part in checks {
         report.checked(part, parts::check(part, &args.device, args.smoke)?);
     }
@@ -92,7 +92,7 @@ fn run_one(measure: Measure, device: &Device, sizes: &Sizes, report: &mut Report
         Measure::Routing => run_routing::measure(device, sizes, report),
         Measure::Layers => run_layer::measure(device, sizes, report),
         Measure::Products(tier) => {
-            match report.outcome(Part::Product(tier, report.dtype())) {
+            match report.outcome(GpuCheck::Product(tier, report.dtype())) {
                 // If it was not checked here, the caller has checked it.
                 None | Some(Outcome::Passed) => run_products::measure(device, sizes, tier, report),
                 // The report already notes this.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// A part of the checks.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Part {
+pub enum GpuCheck {
     /// Routing and permutation.
     Routing,
     /// The operations of `fused`, in one dtype.
@@ -23,7 +23,7 @@ pub enum Part {
     Layer,
 }
 
-impl Part {
+impl GpuCheck {
     /// All parts, in the order in which they run.
     pub const ALL: [Self; 10] = [
         Self::Routing,
@@ -39,7 +39,7 @@ impl Part {
     ];
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for GpuCheck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Routing => f.write_str("routing"),
@@ -50,7 +50,7 @@ impl fmt::Display for Part {
     }
 }
 
-impl FromStr for Part {
+impl FromStr for GpuCheck {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
@@ -58,7 +58,7 @@ impl FromStr for Part {
     }
 }
 
-impl Serialize for Part {
+impl Serialize for GpuCheck {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
@@ -133,7 +133,7 @@ const LIMIT: Duration = Duration::from_secs(500);
 const CANNOT: &str = "cannot run here: ";
 
 /// Runs a part in a separate process and prints its lines.
-pub fn check(part: Part, device: &str, smoke: bool) -> Result<Checked, String> {
+pub fn check(part: GpuCheck, device: &str, smoke: bool) -> Result<Checked, String> {
     let failed = |error: std::io::Error| format!("check {part}: {error}");
     let mut output = std::env::temp_dir();
     output.push(format!("kiln-gpu-{}-{part}", std::process::id()));

@@ -1,7 +1,7 @@
 //! The results: lines while running, and JSON at the end.
 
 use crate::cases::{ProductCase, Sizes};
-use crate::parts::{Checked, Outcome, Part};
+use crate::parts::{Checked, GpuCheck, Outcome};
 use crate::timer::METHOD;
 use burn::tensor::DType;
 use serde::Serialize;
@@ -46,7 +46,7 @@ pub struct Report {
     pub commit: String,
     pub smoke: bool,
     pub method: &'static str,
-    pub checks: Vec<(Part, Checked)>,
+    pub checks: Vec<(GpuCheck, Checked)>,
     pub cases: Vec<ProductCase>,
     /// The sizes of the measurements.
     pub sizes: Option<Sizes>,
@@ -79,7 +79,7 @@ impl Report {
         if self.device_kind.starts_with("cuda") { DType::BF16 } else { DType::F32 }
     }
 
-    pub fn checked(&mut self, part: Part, checked: Checked) {
+    pub fn checked(&mut self, part: GpuCheck, checked: Checked) {
         match &checked.outcome {
             Outcome::Passed => {}
             Outcome::Skipped(why) => self.missing(format!("check {part}"), why.clone(), false),
@@ -88,7 +88,7 @@ impl Report {
         self.checks.push((part, checked));
     }
 
-    pub fn outcome(&self, part: Part) -> Option<&Outcome> {
+    pub fn outcome(&self, part: GpuCheck) -> Option<&Outcome> {
         self.checks.iter().find(|(of, _)| *of == part).map(|(_, checked)| &checked.outcome)
     }
 

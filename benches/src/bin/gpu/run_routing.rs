@@ -7,7 +7,7 @@ use crate::report::{Record, Report, dtype_name};
 use crate::timer::{finite, seconds};
 use burn::tensor::{DType, Device, Int, Tensor};
 use moe::ScoreFunc;
-use moe::kernels::dispatch::{DispatchRule, Layout, Order, dispatch};
+use moe::kernels::dispatch::{DispatchRule, Order, RowLayout, dispatch};
 use moe::kernels::grouped_gemm::tile_rows;
 use moe::kernels::permute::{permute, unpermute};
 use moe::kernels::route::{GateRule, SelectRule, gates, scores, select};
@@ -41,7 +41,7 @@ fn of_model(device: &Device, sizes: &Sizes, report: &mut Report, model: &Model) 
     };
     let x_nd = Numbers(72).tensor::<2>([n, d], 1.0, dtype, device);
     // As in a layer. Padding is the layout's overhead and does not count as bytes.
-    let layout = Layout::Sorted { tile: tile_rows(&x_nd) };
+    let layout = RowLayout::Sorted { tile: tile_rows(&x_nd) };
     let rule = DispatchRule { experts: e, groups: 1, capacity: None, order: Order::Choice, layout };
     let (gates_kn, _, experts_kn) = route();
     let placed = dispatch(experts_kn.clone(), rule);

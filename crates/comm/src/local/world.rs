@@ -41,7 +41,7 @@ pub struct Failure {
 }
 
 /// A group that is locked.
-type Held<'a> = (&'a Group, MutexGuard<'a, GroupState>);
+type LockedGroup<'a> = (&'a Group, MutexGuard<'a, GroupState>);
 
 impl World {
     pub fn new(devices: Vec<Device>, timeouts: Timeouts) -> Arc<Self> {
@@ -110,10 +110,10 @@ impl World {
     }
 
     /// Calls `look` while no rank can enter or leave a call.
-    fn hold_still(&self, look: impl FnOnce(&mut Option<Arc<Failure>>, &mut [Held])) {
+    fn hold_still(&self, look: impl FnOnce(&mut Option<Arc<Failure>>, &mut [LockedGroup])) {
         let mut state = self.lock();
         let WorldState { groups, failure, .. } = &mut *state;
-        let mut held: Vec<Held> = groups.values().map(|group| (&**group, group.lock())).collect();
+        let mut held: Vec<LockedGroup> = groups.values().map(|group| (&**group, group.lock())).collect();
         look(failure, &mut held);
     }
 
@@ -122,7 +122,7 @@ impl World {
     }
 }
 
-fn end(failed: &mut Option<Arc<Failure>>, groups: &mut [Held], failure: Failure) {
+fn end(failed: &mut Option<Arc<Failure>>, groups: &mut [LockedGroup], failure: Failure) {
     if failed.is_some() {
         return;
     }
@@ -132,7 +132,7 @@ fn end(failed: &mut Option<Arc<Failure>>, groups: &mut [Held], failure: Failure)
 
 /// Returns the ranks to blame for `missing` ranks. A missing rank that itself waits for others, in any group, is
 /// replaced by those. Ranks that wait for each other in a cycle are all to blame.
-fn to_blame(groups: &[Held], missing: Vec<usize>) -> Vec<usize> {
+fn to_blame(groups: &[LockedGroup], missing: Vec<usize>) -> Vec<usize> {
     let mut waits = BTreeMap::<usize, Vec<usize>>::new();
     for (group, state) in groups {
         for (rank, what) in &state.waits {

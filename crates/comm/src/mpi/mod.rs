@@ -68,7 +68,7 @@ pub struct MpiEngine {
 }
 
 /// The result of polling the messages.
-enum Step<T> {
+enum Polled<T> {
     Done(T),
     /// The ranks that are still missing, by world number.
     Missing(Vec<usize>),
@@ -115,20 +115,20 @@ impl MpiEngine {
                 if found[rank].is_none() {
                     match self.world.receive_header(world_rank, self.tag(Tag::Header)) {
                         Some(Some(header)) => found[rank] = Some(header),
-                        Some(None) => return Step::Lost(world_rank, NOT_A_HEADER),
+                        Some(None) => return Polled::Lost(world_rank, NOT_A_HEADER),
                         None => missing.push(world_rank),
                     }
                 }
                 if found[rank].as_ref().is_some_and(|header| header.signature.is_none()) {
-                    return Step::Lost(world_rank, LEFT);
+                    return Polled::Lost(world_rank, LEFT);
                 }
             }
             match sending.done() {
-                Err(rank) => Step::Lost(rank, REFUSED),
-                Ok(true) if missing.is_empty() => Step::Done(()),
+                Err(rank) => Polled::Lost(rank, REFUSED),
+                Ok(true) if missing.is_empty() => Polled::Done(()),
                 Ok(_) => {
                     missing.extend(sending.waiting_for());
-                    Step::Missing(missing)
+                    Polled::Missing(missing)
                 }
             }
         })?;
@@ -161,26 +161,26 @@ impl MpiEngine {
     /// Waits for messages and returns the received ones.
     fn finish(&self, collective: Collective, mut transfers: Transfers) -> Result<Vec<Bytes>, CommError> {
         self.wait(collective, || match transfers.done() {
-            Ok(true) => Step::Done(()),
-            Ok(false) => Step::Missing(transfers.waiting_for().collect()),
-            Err(rank) => Step::Lost(rank, REFUSED),
+            Ok(true) => Polled::Done(()),
+            Ok(false) => Polled::Missing(transfers.waiting_for().collect()),
+            Err(rank) => Polled::Lost(rank, REFUSED),
         })?;
         Ok(transfers.into_received())
     }
 
     /// Polls the messages until `look` is done, a rank has failed, or the time is up.
-    fn wait<T>(&self, collective: Collective, mut look: impl FnMut() -> Step<T>) -> Result<T, CommError> {
+    fn wait<T>(&self, collective: Collective, mut look: impl FnMut() -> Polled<T>) -> Result<T, CommError> {
         let Timeouts { init, call } = self.timeouts;
         let (start, timeout) = (Instant::now(), if self.met.load(Ordering::Relaxed) { call } else { init });
         for looks in 0u32.. {
             let step = look();
-            if let Step::Done(result) = step {
+            if let Polled::Done(result) = step {
                 return Ok(result);
             }
             self.check_failure(collective)?; // a failed rank reports why before it leaves
             match step {
-                Step::Lost(rank, reason) => self.world.fail(rank, reason.into()),
-                Step::Missing(missing) if start.elapsed() >= timeout => {
+                Polled::Lost(rank, reason) => self.world.fail(rank, reason.into()),
+                Polled::Missing(missing) if start.elapsed() >= timeout => {
                     self.world.fail(missing[0], format!("did not enter {collective} within {timeout:?}"));
                     return Err(CommError::Timeout { rank: self.world.rank, collective, missing, timeout });
                 }
@@ -311,10 +311,10 @@ impl Engine for MpiEngine {
         self.check_failure(collective)?;
         let header =
             self.wait(collective, || match self.world.receive_header(world_rank, self.tag(Tag::MailHeader)) {
-                Some(Some(header)) if header.signature.is_some() => Step::Done(header),
-                Some(Some(_)) => Step::Lost(world_rank, LEFT),
-                Some(None) => Step::Lost(world_rank, NOT_A_HEADER),
-                None => Step::Missing(vec![world_rank]),
+                Some(Some(header)) if header.signature.is_some() => Polled::Done(header),
+                Some(Some(_)) => Polled::Lost(world_rank, LEFT),
+                Some(None) => Polled::Lost(world_rank, NOT_A_HEADER),
+                None => Polled::Missing(vec![world_rank]),
             })?;
         let any = Signature { collective, len: None, dtype: None };
         let part = due_part(&any, &header, [from, self.rank], self.members.len());

@@ -22,7 +22,7 @@ const NAMED_CHARS: usize = 40;
 
 /// Emits the documents of a file. Empty fields are skipped. Quotes follow RFC 4180, in TSV as well.
 pub fn read(file: &TextFile, delimiter: u8, field: &str, read: &AtomicU64, emit: Emit<'_>) -> Result<(), DataError> {
-    let mut rows = Rows::new(text::open(file, read)?, delimiter);
+    let mut rows = TableRows::new(text::open(file, read)?, delimiter);
     let wrong = |row, problem| DataError::Row { path: file.path.clone(), row, problem };
     let failed = |row, error: RowError| match error {
         RowError::Read(error) => text::failed(file, error),
@@ -80,7 +80,7 @@ enum RowError {
 }
 
 /// The rows of a table, one at a time.
-struct Rows<'a> {
+struct TableRows<'a> {
     text: Box<dyn BufRead + 'a>,
     parser: Reader,
     /// The concatenated fields of the row, and where each ends. Only the first `len` ends are valid.
@@ -89,7 +89,7 @@ struct Rows<'a> {
     len: usize,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> TableRows<'a> {
     fn new(text: Box<dyn BufRead + 'a>, delimiter: u8) -> Self {
         let parser = ReaderBuilder::new().delimiter(delimiter).build();
         Self { text, parser, bytes: vec![0; 4096], ends: vec![0; 16], len: 0 }

@@ -15,7 +15,7 @@ use tokenizers::{AddedToken, Model, ModelWrapper, OffsetType, PreTokenizerWrappe
 
 use super::export;
 use super::patterns::Patterns;
-use super::words::{self, Part};
+use super::words::{self, TextPart};
 use crate::{DataError, quiet, source};
 
 /// Names of the end-of-text token if no configuration gives one: those of GPT-2, DeepSeek, Llama 2, Llama 3 and Gemma.
@@ -143,8 +143,8 @@ impl HuggingFace {
         let cache = &mut cache.1;
         for part in words::parts(text) {
             let word = match part {
-                Part::Word(word) => word,
-                Part::Stretch(text) => {
+                TextPart::Word(word) => word,
+                TextPart::Stretch(text) => {
                     self.encode_whole(text, ids)?;
                     continue;
                 }

@@ -8,7 +8,7 @@
 
 /// A part of a text that is encoded by itself.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Part<'a> {
+pub enum TextPart<'a> {
     /// One word.
     Word(&'a str),
     /// Words that are not all ASCII.
@@ -16,7 +16,7 @@ pub enum Part<'a> {
 }
 
 /// The parts of a text, in order.
-pub fn parts(text: &str) -> impl Iterator<Item = Part<'_>> {
+pub fn parts(text: &str) -> impl Iterator<Item = TextPart<'_>> {
     let mut rest = text;
     std::iter::from_fn(move || {
         if rest.is_empty() {
@@ -25,7 +25,7 @@ pub fn parts(text: &str) -> impl Iterator<Item = Part<'_>> {
         let word = word(rest.as_bytes());
         let (part, after) = rest.split_at(word.unwrap_or_else(|| stretch(rest.as_bytes())));
         rest = after;
-        Some(if word.is_some() { Part::Word(part) } else { Part::Stretch(part) })
+        Some(if word.is_some() { TextPart::Word(part) } else { TextPart::Stretch(part) })
     })
 }
 
@@ -97,9 +97,12 @@ mod tests {
     #[test]
     fn ascii_is_split_into_gpt2s_words_and_the_rest_is_left_whole() {
         let words = ["It", "'s", " a", " ", " test", "...", "\n", "\n", "12", "x", " '", "tis", "\t "];
-        assert!(parts(&words.concat()).eq(words.map(Part::Word)));
-        let found: Vec<Part> = parts("a caf\u{e9} or two\nb").collect();
-        let two = Part::Word(" two");
-        assert_eq!(found, [Part::Word("a"), Part::Stretch(" caf\u{e9} or"), two, Part::Word("\n"), Part::Word("b")]);
+        assert!(parts(&words.concat()).eq(words.map(TextPart::Word)));
+        let found: Vec<TextPart> = parts("a caf\u{e9} or two\nb").collect();
+        let two = TextPart::Word(" two");
+        assert_eq!(
+            found,
+            [TextPart::Word("a"), TextPart::Stretch(" caf\u{e9} or"), two, TextPart::Word("\n"), TextPart::Word("b")]
+        );
     }
 }

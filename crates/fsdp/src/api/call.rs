@@ -7,10 +7,10 @@ use std::any::Any;
 /// A call of a unit in the forward: one or more functions in a row.
 pub(crate) struct Call<B> {
     pub unit: usize,
-    steps: Vec<Step<B>>,
+    steps: Vec<MemberCall<B>>,
 }
 
-struct Step<B> {
+struct MemberCall<B> {
     /// The unit's module to which the function is applied.
     member: usize,
     forward: Function<B>,
@@ -147,7 +147,7 @@ impl From<Tensor<1>> for Loss {
 
 impl<B> Call<B> {
     pub fn new(unit: usize, forward: Function<B>) -> Self {
-        Self { unit, steps: vec![Step { member: 0, forward }] }
+        Self { unit, steps: vec![MemberCall { member: 0, forward }] }
     }
 
     /// Returns the same call for module `member` of unit `unit`.

@@ -7,7 +7,7 @@ use crate::api::inspect::ModuleParam;
 use crate::groups::plan::Class;
 use crate::{FloatType, FsdpConfig};
 use burn::module::Module;
-use comm::{Cut, FirstError};
+use comm::{FirstError, TensorShard};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -44,21 +44,21 @@ pub struct Units<B> {
 /// Returns the number of sequences in a batch, and their length.
 pub(crate) type ShapeOf<B> = dyn Fn(&B) -> [usize; 2];
 
-/// Returns how a parameter is cut, by its name.
-type CutOf = dyn Fn(&str) -> Option<Cut>;
+/// Returns how tensor-parallel ranks split a parameter, by its name.
+type TensorShardOf = dyn Fn(&str) -> Option<TensorShard>;
 
 /// Selects by name the parameters that are kept differently from others.
 pub(crate) struct ParameterRules {
     is_expert: Box<dyn Fn(&str) -> bool>,
     is_fp32: Box<dyn Fn(&str) -> bool>,
     is_adjusted: Box<dyn Fn(&str) -> bool>,
-    cut: Box<CutOf>,
+    tensor_shard: Box<TensorShardOf>,
 }
 
 /// How a parameter is kept.
 pub(crate) struct Kept {
     pub class: Class,
-    pub cut: Option<Cut>,
+    pub tensor_shard: Option<TensorShard>,
     /// Whether it is kept with a gradient and moments.
     pub is_trained: bool,
 }
@@ -66,15 +66,15 @@ pub(crate) struct Kept {
 impl ParameterRules {
     /// Returns how a parameter is kept.
     pub fn kept(&self, config: &FsdpConfig) -> impl Fn(&ModuleParam) -> Kept {
-        let (spread, cuts, rounds) = (config.ep > 1, config.tp > 1, config.precision.param != FloatType::Fp32);
+        let (spread, splits, rounds) = (config.ep > 1, config.tp > 1, config.precision.param != FloatType::Fp32);
         move |ModuleParam { name, requires_grad, .. }| {
-            let (class, cut) = match (self.cut)(name).filter(|_| cuts) {
-                _ if spread && (self.is_expert)(name) => (Class::Expert, Some(Cut::ROWS)),
-                Some(cut) => (Class::Tensor, Some(cut)),
+            let (class, tensor_shard) = match (self.tensor_shard)(name).filter(|_| splits) {
+                _ if spread && (self.is_expert)(name) => (Class::Expert, Some(TensorShard::ROWS)),
+                Some(shard) => (Class::Tensor, Some(shard)),
                 None if rounds && (self.is_fp32)(name) => (Class::Fp32, None),
                 None => (Class::Dense, None),
             };
-            Kept { class, cut, is_trained: *requires_grad || (self.is_adjusted)(name) }
+            Kept { class, tensor_shard, is_trained: *requires_grad || (self.is_adjusted)(name) }
         }
     }
 }
@@ -115,7 +115,7 @@ impl<B: 'static> Units<B> {
             is_expert: Box::new(|_: &str| false),
             is_fp32: Box::new(|_: &str| false),
             is_adjusted: Box::new(|_: &str| false),
-            cut: Box::new(|_: &str| None),
+            tensor_shard: Box::new(|_: &str| None),
         };
         Self {
             units: vec![],
@@ -150,8 +150,8 @@ impl<B: 'static> Units<B> {
     /// Cuts the matrices and vectors for whose names `cut` returns a cut. Each of [`FsdpConfig::tp`](crate::FsdpConfig)
     /// ranks holds a part, and the function of a call gets that part and returns values for this rank's rows. Losses
     /// that it returns are this rank's shares, which add up.
-    pub fn tensor_parallel(&mut self, cut: impl Fn(&str) -> Option<Cut> + 'static) {
-        self.rules.cut = Box::new(cut);
+    pub fn tensor_parallel(&mut self, tensor_shard: impl Fn(&str) -> Option<TensorShard> + 'static) {
+        self.rules.tensor_shard = Box::new(tensor_shard);
     }
 
     /// Sets the function that returns the number of sequences in a batch's activations, and their length. A pipeline

@@ -22,7 +22,7 @@ pub(crate) use backward::DeferredWeights;
 use crate::api::activations::Tensors;
 use crate::api::call::{Activation, Loss};
 use crate::api::call::{Call, Output, add};
-use crate::exec::wire;
+use crate::exec::point_to_point;
 use crate::exec::work::Work;
 use crate::groups::comm_thread::{CommStreams, Pending};
 use crate::groups::placement::Stages;
@@ -160,14 +160,14 @@ impl<B> Runner<'_, B> {
             }
             if let Some(weights) = weights {
                 if i > first && !self.is_mine(i - 1) {
-                    x = Some(wire::recv(self.world, self.owner(i - 1), self.calls[i].takes())?);
+                    x = Some(point_to_point::recv(self.world, self.owner(i - 1), self.calls[i].takes())?);
                 }
                 x = losses.take(run(self, i, weights, x));
                 self.first_error.check()?;
                 if let (Some(next), Some(y)) = (next, &x)
                     && !self.is_mine(next)
                 {
-                    wire::send(self.world, y, self.owner(next))?;
+                    point_to_point::send(self.world, y, self.owner(next))?;
                 }
             }
             if prefetch == Prefetch::Post {

@@ -118,8 +118,8 @@ impl<B: 'static> Fsdp<B> {
         let point_to_point = PointToPoint::new(&communicators.stages)?;
         let stages = Stages::new(&config.pipeline, &calls_of_chunks, stage)?;
         let of_unit = |unit: usize| calls.iter().enumerate().filter(move |(_, call)| call.unit == unit).map(|(i, _)| i);
-        let mut holders_of = |unit: usize| communicators.unit_stages(&stages, of_unit(unit));
-        let unit_stages: Vec<UnitStages> = (0..modules.len()).map(&mut holders_of).collect::<Result<_, _>>()?;
+        let mut stages_of = |unit: usize| communicators.unit_stages(&stages, of_unit(unit));
+        let unit_stages: Vec<UnitStages> = (0..modules.len()).map(&mut stages_of).collect::<Result<_, _>>()?;
         let plan = Plan::new(&config, &communicators);
         let classes = Class::ALL.into_iter().filter(|class| match class {
             Class::Expert => config.ep > 1,

@@ -9,7 +9,7 @@ use crate::api::activations::Tensors;
 use crate::api::call::Output;
 use crate::api::units::ShapeOf;
 use crate::exec::chunk::{DeferredWeights, Losses, Micro, Runner, Saved};
-use crate::exec::wire;
+use crate::exec::point_to_point;
 use comm::Communicator;
 use schedule::{Action, Cell, Direction, Pipeline};
 use std::collections::HashMap;
@@ -139,7 +139,7 @@ impl<B> Interpreter<'_, B> {
     fn send(&self, inputs: &mut Inputs, way: Direction, cell: Cell) -> Result<(), FsdpError> {
         let next = self.next(way, cell).expect("a program sends to a chunk that there is");
         let x = inputs.remove(&(way, next)).expect("a program sends what was computed");
-        Ok(wire::send(self.point_to_point.of(way), &x, self.pipeline.stage_of(next.chunk))?)
+        Ok(point_to_point::send(self.point_to_point.of(way), &x, self.pipeline.stage_of(next.chunk))?)
     }
 
     fn recv(&self, inputs: &mut Inputs, way: Direction, cell: Cell, batches: &[B]) -> Result<(), FsdpError> {
@@ -151,7 +151,7 @@ impl<B> Interpreter<'_, B> {
             Direction::Forward => self.runner.calls[calls.start].takes(),
             Direction::Backward => self.runner.calls[calls.end - 1].returns(),
         };
-        let x = wire::recv(self.point_to_point.of(way), stage, dimensions)?;
+        let x = point_to_point::recv(self.point_to_point.of(way), stage, dimensions)?;
         let found = x.dims();
         let expected = self.shape.map(|shape| shape(&batches[cell.micro_batch]));
         if let Some((expected, found)) = expected.zip(found.first_chunk().copied()).filter(|(a, b)| a != b) {

@@ -3,6 +3,6 @@
 pub mod chunk;
 pub mod fsdp;
 pub mod interpreter;
+pub mod point_to_point;
 pub mod vjp;
-pub mod wire;
 pub mod work;

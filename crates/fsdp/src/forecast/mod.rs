@@ -59,7 +59,7 @@ struct Call {
     is_mine: bool,
 }
 
-struct Step<'a> {
+struct SimulatedStep<'a> {
     config: &'a FsdpConfig,
     units: Vec<Unit>,
     calls: Vec<Call>,
@@ -94,7 +94,7 @@ impl<B: 'static> Units<B> {
             Call { unit, bytes: if is_mine { bytes } else { CallBytes::default() }, is_mine }
         };
         let calls = calls.into_iter().map(call).collect();
-        let step = Step {
+        let step = SimulatedStep {
             gradients: units.iter().map(|_| Default::default()).collect(),
             kept: units.iter().map(|_| None).collect(),
             partial: HashMap::new(),
@@ -114,7 +114,7 @@ impl<B: 'static> Units<B> {
 /// What a forward leaves of a call: its weights, unless they are gathered again, and its activations.
 type Saved = (Option<MemoryGuard>, MemoryGuard);
 
-impl Step<'_> {
+impl SimulatedStep<'_> {
     fn run(mut self, micro_batches: usize, model: usize) -> Result<Forecast, FsdpError> {
         let rest = self.at_rest();
         // Without stages, a third micro-batch takes no more memory.

@@ -3,8 +3,8 @@
 use crate::api::inspect::ModuleParam;
 use crate::groups::placement::{Stages, axes_of, block_owners};
 use crate::groups::plan;
-use crate::shard::cut;
 use crate::shard::modules::{ClassParams, Modules, Wrapped, wrap};
+use crate::shard::tensor_shard;
 use crate::{FsdpConfig, FsdpError, Layout, Strategy, Units};
 use comm::Axis;
 use std::ops::Range;
@@ -67,7 +67,7 @@ impl Shapes {
             let shards = mesh.ranks(&shard);
             let place = [part.first().map_or(0, |axis| mesh.coordinate(rank, *axis)), parts(of)];
             let size = if of == plan::Class::Fp32 { size_of::<f32>() } else { size };
-            let len = cut::layout(&params, place, shards).padded_len();
+            let len = tensor_shard::layout(&params, place, shards).padded_len();
             let (whole, whole_fp32) = (len * size, len * size_of::<f32>());
             Class { of, is_trained, shards, shard: whole_fp32 / shards, whole, whole_fp32 }
         };

@@ -76,7 +76,7 @@ impl<B: 'static> Units<B> {
     /// Returns the errors of [`Fsdp::new`](crate::Fsdp::new) that need no values.
     pub fn shares(self, config: &FsdpConfig, run: SharesRun) -> Result<Vec<Share>, FsdpError> {
         let shapes = Shapes::new(self, config, run.world_size, run.rank)?;
-        let mut step = Step { config, run, mesh: config.mesh(run.world_size)?, shapes: &shapes, shares: vec![] };
+        let mut step = StepTraffic { config, run, mesh: config.mesh(run.world_size)?, shapes: &shapes, shares: vec![] };
         for (i, unit) in shapes.units.iter().enumerate().filter(|(_, unit)| unit.is_here) {
             let calls: Vec<usize> = (0..shapes.calls.len()).filter(|call| shapes.calls[*call].unit == i).collect();
             for class in &unit.classes {
@@ -97,7 +97,7 @@ impl<B: 'static> Units<B> {
     }
 }
 
-struct Step<'a> {
+struct StepTraffic<'a> {
     config: &'a FsdpConfig,
     run: SharesRun<'a>,
     mesh: MeshShape,
@@ -105,7 +105,7 @@ struct Step<'a> {
     shares: Vec<Share>,
 }
 
-impl<'a> Step<'a> {
+impl<'a> StepTraffic<'a> {
     /// Adds the resident bytes of a class of a unit's parameters to the first group that holds them together, shards
     /// first.
     fn rest(&mut self, class: &Class) {

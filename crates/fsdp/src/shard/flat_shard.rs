@@ -7,9 +7,9 @@ use crate::api::bound::Value;
 use crate::api::precision::FloatType;
 use crate::groups::comm_thread::{CommStreams, Pending};
 use crate::groups::plan::{Class, Plan, UnitStages};
-use crate::shard::cut::{self, Sliced};
 use crate::shard::memory::{Category, Counted};
 use crate::shard::optimizer::{GradientScale, ShardOptimizer};
+use crate::shard::tensor_shard::{self, Sliced};
 use crate::shard::weights::Flat;
 use crate::{FsdpConfig, Layout, ParamLayout, Strategy};
 use burn::tensor::{DType, Tensor};
@@ -56,7 +56,7 @@ impl FlatShard {
         plan: &Plan,
         unit_stages: UnitStages,
     ) -> Self {
-        let layout = cut::layout(&params, plan.place(), plan.shards);
+        let layout = tensor_shard::layout(&params, plan.place(), plan.shards);
         let len = layout.padded_len() / plan.shards;
         let shard = plan.shard * len..(plan.shard + 1) * len;
         Self {
@@ -135,7 +135,7 @@ impl FlatShard {
     /// Returns the length of the longest part's buffer.
     fn longest(&self) -> usize {
         let parts = self.plan.parts;
-        let len = |part| cut::layout(&self.params, [part, parts], self.plan.shards).padded_len();
+        let len = |part| tensor_shard::layout(&self.params, [part, parts], self.plan.shards).padded_len();
         (0..parts).map(len).max().unwrap_or(0)
     }
 
@@ -143,7 +143,8 @@ impl FlatShard {
     pub fn whole_value(&self, buffers: &Tensor<1>, i: usize) -> Value {
         let (parts, longest, whole) = (self.plan.parts, self.longest(), &self.params[i]);
         let part = |part| {
-            let start = part * longest + cut::layout(&self.params, [part, parts], self.plan.shards).params()[i].offset;
+            let start =
+                part * longest + tensor_shard::layout(&self.params, [part, parts], self.plan.shards).params()[i].offset;
             let around = whole.around([part, parts]);
             buffers.clone().slice(start..start + around.iter().product::<usize>()).reshape(around)
         };

@@ -2,7 +2,6 @@
 //! disk.
 
 pub mod copies;
-pub mod cut;
 pub mod flat_shard;
 pub mod layout;
 pub mod memory;
@@ -12,4 +11,5 @@ pub mod pieces;
 pub mod sharded_unit;
 pub mod state;
 pub mod storage;
+pub mod tensor_shard;
 pub mod weights;

@@ -6,11 +6,11 @@ use crate::api::inspect::ModuleParam;
 use crate::api::units::{Initializer, Kept, ParameterRules, ShapeOf, Units};
 use crate::groups::placement::Stages;
 use crate::groups::plan::Class;
-use crate::shard::cut::Sliced;
 use crate::shard::storage::device::Leaf;
+use crate::shard::tensor_shard::Sliced;
 use crate::{ActivationCheckpointing, FsdpConfig, FsdpError, Wrap};
 use burn::tensor::{Gradients, Tensor};
-use comm::{Cut, FirstError};
+use comm::{FirstError, TensorShard};
 use fused::weight_gradients::{Destination, GradientBuffer};
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -211,14 +211,14 @@ impl Modules {
                 classes.params.push(ClassParams { class, is_trained, params: vec![] });
             }
         }
-        for (ModuleParam { name, shape, .. }, Kept { class, cut, is_trained }) in params {
-            if let Some(Cut { dim, blocks }) = cut {
-                check_cut(&name, class, shape.get(dim).copied().unwrap_or(1) / blocks, parts(class))?;
+        for (ModuleParam { name, shape, .. }, Kept { class, tensor_shard, is_trained }) in params {
+            if let Some(TensorShard { dim, blocks }) = tensor_shard {
+                check_parts(&name, class, shape.get(dim).copied().unwrap_or(1) / blocks, parts(class))?;
             }
             let is_its = |of: &ClassParams| (of.class, of.is_trained) == (class, is_trained);
             let place = classes.params.iter().position(is_its).expect("it is present");
             classes.places.push((place, classes.params[place].params.len()));
-            classes.params[place].params.push(Sliced { name, shape, cut });
+            classes.params[place].params.push(Sliced { name, shape, tensor_shard });
         }
         Ok(classes)
     }
@@ -241,7 +241,7 @@ impl Modules {
 
 /// Checks that `width` experts or columns can be cut into `parts` parts. Parts of columns may differ by one; the model
 /// knows what must be equal, such as heads.
-fn check_cut(name: &str, class: Class, width: usize, parts: usize) -> Result<(), FsdpError> {
+fn check_parts(name: &str, class: Class, width: usize, parts: usize) -> Result<(), FsdpError> {
     let refused = match class {
         Class::Expert if !width.is_multiple_of(parts) => {
             format!("ep {parts} does not divide the {width} experts of {name}: take a divisor")

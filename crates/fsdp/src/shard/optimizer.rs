@@ -1,9 +1,9 @@
 //! The optimizers of one shard.
 
 use crate::api::optimizers::{FlatOptimizer, Kind, Optimizers};
-use crate::shard::cut::Sliced;
 use crate::shard::memory::{Category, Ledger, MemoryGuard};
 use crate::shard::state::{Number, OptimizerState, ShardValues};
+use crate::shard::tensor_shard::Sliced;
 use crate::{FsdpError, Layout};
 use burn::optim::{DynState, StateSource};
 use burn::tensor::{DType, Device, Tensor, TensorData};

@@ -29,7 +29,7 @@ pub(crate) struct ShardedUnit {
     len: usize,
 }
 
-/// Number of elements of a drawn parameter that ranks compare.
+/// Number of elements of an initial parameter that ranks compare.
 const PROBE: usize = 64;
 
 impl ShardedUnit {
@@ -87,14 +87,14 @@ impl ShardedUnit {
         let mut values: Vec<Vec<Option<Tensor<1>>>> = classes.iter().map(|_| vec![]).collect();
         let mut square = 0.0;
         for (ModuleParam { name, shape, .. }, (class, i)) in modules.params().iter().zip(places.iter()) {
-            let drawn = |runs: &[Range<usize>]| {
+            let initial = |runs: &[Range<usize>]| {
                 let values = initializer(name, shape.len(), runs);
                 let len = values.len();
                 Tensor::<1>::from_data(TensorData::new(values, [len]), device)
             };
             let (probe, runs) = (0..shape.iter().product::<usize>().min(PROBE), classes[*class].wanted(*i));
-            square += fused::sum_of_squares(drawn(&[probe]));
-            values[*class].push((!runs.is_empty()).then(|| drawn(&runs)));
+            square += fused::sum_of_squares(initial(&[probe]));
+            values[*class].push((!runs.is_empty()).then(|| initial(&runs)));
         }
         classes.iter_mut().zip(values).for_each(|(class, values)| class.set_initial(values));
         square
@@ -229,9 +229,9 @@ impl ShardedUnit {
     }
 
     /// Sums the gradient over the stages that hold the unit, if there are several.
-    pub fn sum_over_holders(&mut self, streams: &CommStreams) -> Result<(), FsdpError> {
+    pub fn sum_over_stages(&mut self, streams: &CommStreams) -> Result<(), FsdpError> {
         for class in &mut self.classes {
-            if let Some(sum) = class.sum_over_holders(streams) {
+            if let Some(sum) = class.sum_over_stages(streams) {
                 class.set_gradient(sum.wait()?, true);
             }
         }

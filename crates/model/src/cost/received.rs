@@ -40,7 +40,7 @@ const FP32: usize = 4;
 
 /// Bytes that a rank receives of rows it reads, keeps and sums with other ranks, as defined above.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Rows {
+pub(crate) struct RowBytes {
     pub read: usize,
     pub kept: usize,
     pub summed: usize,
@@ -48,9 +48,9 @@ pub(crate) struct Rows {
 
 impl Workload {
     /// A call that outputs rows of width `d`.
-    pub(crate) fn call_traffic(&self, d: usize, rows: Rows) -> CallTraffic {
+    pub(crate) fn call_traffic(&self, d: usize, rows: RowBytes) -> CallTraffic {
         let mut call = CallTraffic { output: self.tokens() / self.tp * d * self.element, ..CallTraffic::default() };
-        let Rows { read, kept, summed } = rows;
+        let RowBytes { read, kept, summed } = rows;
         add(&mut call.forward, Axis::Tp, "all_gather", read + kept);
         add(&mut call.forward, Axis::Tp, "reduce_scatter", summed);
         add(&mut call.backward, Axis::Tp, "all_gather", read + summed);
@@ -60,12 +60,13 @@ impl Workload {
 
     /// Embeds each token `count` times.
     pub(crate) fn embedding_traffic(&self, d: usize, count: usize) -> CallTraffic {
-        self.call_traffic(d, Rows { summed: count * self.row_bytes(d), ..Rows::default() })
+        self.call_traffic(d, RowBytes { summed: count * self.row_bytes(d), ..RowBytes::default() })
     }
 
     /// The losses of the next tokens, and of the tokens that `modules` multi-token prediction modules predict.
     pub(crate) fn head_traffic(&self, d: usize, modules: usize) -> CallTraffic {
-        let mut head = self.call_traffic(d, Rows { read: (1 + modules) * self.row_bytes(d), ..Rows::default() });
+        let mut head =
+            self.call_traffic(d, RowBytes { read: (1 + modules) * self.row_bytes(d), ..RowBytes::default() });
         for ahead in 0..=modules {
             // If no position predicts the next token, a dummy with weight 0 takes its place.
             let n = (self.sequences * self.labels(ahead)).max(usize::from(ahead == 0));

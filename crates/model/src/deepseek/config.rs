@@ -1,5 +1,6 @@
 //! The shape of a DeepSeek and its validation.
 
+use crate::ModelError;
 use crate::YarnConfig;
 use crate::layers::mixture::mixture_count;
 use crate::limits::{MAX_LAYERS, MAX_ROPE_DIM, epsilon, number, sizes};
@@ -75,7 +76,7 @@ impl Default for DeepSeekConfig {
 
 impl DeepSeekConfig {
     /// Rejects shapes that no model can be built from. The message names key, value and remedy.
-    pub fn validate(&self) -> Result<(), String> {
+    pub fn validate(&self) -> Result<(), ModelError> {
         sizes(&[
             ("vocab_size", self.vocab_size, usize::MAX),
             ("hidden_size", self.hidden_size, usize::MAX),
@@ -93,10 +94,13 @@ impl DeepSeekConfig {
             return Err(format!(
                 "model.qk_rope_head_dim {} is odd: rotary positions turn pairs",
                 self.qk_rope_head_dim
-            ));
+            )
+            .into());
         }
         if self.mtp_depth > MAX_MTP_DEPTH {
-            return Err(format!("model.mtp_depth is {}: give at most {MAX_MTP_DEPTH}, or 0 for none", self.mtp_depth));
+            return Err(
+                format!("model.mtp_depth is {}: give at most {MAX_MTP_DEPTH}, or 0 for none", self.mtp_depth).into()
+            );
         }
         epsilon("rms_norm_eps", self.rms_norm_eps)?;
         number("rope_theta", self.rope_theta, self.rope_theta > 1.0, "a number above 1, such as 10000")?;

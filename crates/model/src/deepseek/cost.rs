@@ -13,7 +13,7 @@
 //! Over context-parallel ranks, a message holds the latent and the rotated key, m = `kv_lora_rank + qk_rope_head_dim`;
 //! the latent is then kept, not read again.
 
-use crate::cost::received::Rows;
+use crate::cost::received::RowBytes;
 use crate::cost::{Flops, Workload};
 use crate::{DeepSeekConfig, ParameterSpec};
 use fsdp::{CallBytes, CallTraffic};
@@ -98,7 +98,7 @@ pub(super) fn traffic(shape: &DeepSeekConfig, moe: &MoeConfig, work: &Workload) 
         return calls;
     }
     // The norm, the embeddings, the modules, which pass on all predictions, and the output matrix.
-    let norm = work.call_traffic(d, Rows::default());
+    let norm = work.call_traffic(d, RowBytes::default());
     let wide = |call: CallTraffic| CallTraffic { output: (1 + depth) * norm.output, ..call };
     calls.extend([norm.clone(), wide(work.embedding_traffic(d, depth))]);
     calls.extend((shape.num_hidden_layers..shape.num_layers()).map(|layer| wide(block(layer))));
@@ -114,7 +114,7 @@ fn block_traffic(shape: &DeepSeekConfig, moe: Option<&MoeConfig>, work: &Workloa
     let [latent, rope] = [shape.kv_lora_rank, shape.qk_rope_head_dim];
     let (latent_read, latent_kept) = if work.cp == 1 { (rows(latent), 0) } else { (0, rows(latent)) };
     let read = rows(query) + latent_read + mlp;
-    let mut call = work.call_traffic(d, Rows { read, kept: latent_kept + rows(rope), summed: rows(d) + mlp });
+    let mut call = work.call_traffic(d, RowBytes { read, kept: latent_kept + rows(rope), summed: rows(d) + mlp });
     work.circulate(&mut call, latent + rope);
     if let Some(moe) = moe {
         work.exchange(&mut call, d, moe);

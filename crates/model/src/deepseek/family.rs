@@ -1,9 +1,10 @@
 //! DeepSeek as a [`Family`]: shape and limits.
 
 use super::{cost, hf, parameters};
+use crate::ModelError;
 use crate::cost::{Flops, Workload};
 use crate::family::{Family, HuggingFace, Size};
-use crate::hf::{Folder, HfError, SourceOf};
+use crate::hf::{Folder, SourceOf};
 use crate::layers::mixture::validate_moe;
 use crate::{Architecture, DeepSeek, DeepSeekConfig, ParameterSpec};
 use burn::tensor::Device;
@@ -38,7 +39,7 @@ impl Architecture for DeepSeekConfig {
         Some(MoeConfig::default())
     }
 
-    fn from_hugging_face(folder: &Folder) -> Result<(Self, Option<MoeConfig>), HfError> {
+    fn from_hugging_face(folder: &Folder) -> Result<(Self, Option<MoeConfig>), ModelError> {
         hf::config(folder).map(|(shape, moe)| (shape, Some(moe)))
     }
 
@@ -84,13 +85,14 @@ impl Family for DeepSeekFamily<'_> {
         }
     }
 
-    fn validate(&self) -> Result<(), String> {
+    fn validate(&self) -> Result<(), ModelError> {
         DeepSeekConfig { vocab_size: self.shape.vocab_size.max(1), ..self.shape.clone() }.validate()?;
         let (dense, layers) = (self.shape.first_k_dense_replace, self.shape.num_layers());
         if dense > layers {
             return Err(format!(
                 "model.first_k_dense_replace is {dense} of {layers} layers: give at most as many as there are"
-            ));
+            )
+            .into());
         }
         if !self.has_experts && dense < layers {
             let modules = if self.shape.mtp_depth > 0 { ", those of model.mtp_depth among them," } else { "" };
@@ -98,7 +100,8 @@ impl Family for DeepSeekFamily<'_> {
                 "model.first_k_dense_replace is {dense} of {layers} layers{modules} and the others have experts, but \
                  there is no `moe` section: add one (`moe: {{num_experts: 8}}`), or make all dense (--set \
                  model.first_k_dense_replace={layers})"
-            ));
+            )
+            .into());
         }
         if self.has_experts { validate_moe(&self.moe) } else { Ok(()) }
     }

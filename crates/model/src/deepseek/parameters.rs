@@ -2,7 +2,7 @@
 
 use crate::layers::mixture::{mixture, swiglu};
 use crate::{DeepSeekConfig, ParameterSpec};
-use comm::Cut;
+use comm::TensorShard;
 use moe::MoeConfig;
 
 /// All parameters of a DeepSeek, in the order in which its modules are visited.
@@ -10,9 +10,9 @@ use moe::MoeConfig;
 /// The vocabulary of embedding and output matrix is split among tensor-parallel ranks; see also `block`.
 pub fn parameters(shape: &DeepSeekConfig, moe: &MoeConfig) -> Vec<ParameterSpec> {
     let DeepSeekConfig { vocab_size, hidden_size: d, num_hidden_layers, mtp_depth, .. } = *shape;
-    let mut all = vec![ParameterSpec::table("embed.weight", [vocab_size, d]).cut(Cut::ROWS)];
+    let mut all = vec![ParameterSpec::table("embed.weight", [vocab_size, d]).sharded(TensorShard::ROWS)];
     all.extend((0..num_hidden_layers).flat_map(|layer| block(shape, moe, &format!("blocks.{layer}"), layer)));
-    let lm_head = ParameterSpec::matrix("head.lm_head.weight", [d, vocab_size]).cut(Cut::COLUMNS);
+    let lm_head = ParameterSpec::matrix("head.lm_head.weight", [d, vocab_size]).sharded(TensorShard::COLUMNS);
     // Each module of multi-token prediction multiplies by the output matrix once more.
     let lm_head = ParameterSpec { products: (1 + mtp_depth) as f64, ..lm_head };
     all.extend([ParameterSpec::gain("head.norm.gamma", d), lm_head]);
@@ -32,11 +32,13 @@ fn block(shape: &DeepSeekConfig, moe: &MoeConfig, name: &str, layer: usize) -> V
     let query = of_heads(nope.saturating_add(rope));
     let mut all = vec![ParameterSpec::gain(field("input_layernorm.gamma"), d)];
     match shape.q_lora_rank {
-        None => all.push(ParameterSpec::matrix(field("self_attn.q_proj.weight"), [d, query]).cut(Cut::COLUMNS)),
+        None => {
+            all.push(ParameterSpec::matrix(field("self_attn.q_proj.weight"), [d, query]).sharded(TensorShard::COLUMNS))
+        }
         Some(rank) => all.extend([
             ParameterSpec::matrix(field("self_attn.q_a_proj.weight"), [d, rank]),
             ParameterSpec::gain(field("self_attn.q_a_layernorm.gamma"), rank),
-            ParameterSpec::matrix(field("self_attn.q_b_proj.weight"), [rank, query]).cut(Cut::COLUMNS),
+            ParameterSpec::matrix(field("self_attn.q_b_proj.weight"), [rank, query]).sharded(TensorShard::COLUMNS),
         ]),
     }
     let (latent, keys) = (kv_lora_rank.saturating_add(rope), of_heads(nope.saturating_add(shape.v_head_dim)));
@@ -44,8 +46,8 @@ fn block(shape: &DeepSeekConfig, moe: &MoeConfig, name: &str, layer: usize) -> V
     all.extend([
         ParameterSpec::matrix(field("self_attn.kv_a_proj_with_mqa.weight"), [d, latent]),
         ParameterSpec::gain(field("self_attn.kv_a_layernorm.gamma"), kv_lora_rank),
-        ParameterSpec::matrix(field("self_attn.kv_b_proj.weight"), [kv_lora_rank, keys]).cut(Cut::COLUMNS),
-        ParameterSpec::matrix(field("self_attn.o_proj.weight"), [values, d]).cut(Cut::ROWS),
+        ParameterSpec::matrix(field("self_attn.kv_b_proj.weight"), [kv_lora_rank, keys]).sharded(TensorShard::COLUMNS),
+        ParameterSpec::matrix(field("self_attn.o_proj.weight"), [values, d]).sharded(TensorShard::ROWS),
         ParameterSpec::gain(field("post_attention_layernorm.gamma"), d),
     ]);
     match layer < shape.first_k_dense_replace {

@@ -15,7 +15,7 @@
 
 use super::DeepSeek;
 use crate::generate::{checked_window, sampling};
-use crate::{Cache, GenerateError, Generation, LanguageModel};
+use crate::{Cache, Generation, LanguageModel, ModelError};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use fused::{embedding, linear};
 use std::ops::ControlFlow;
@@ -45,10 +45,10 @@ pub fn generate_speculative(
     how: &Generation,
     device: &Device,
     on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
-) -> Result<(Vec<Vec<u32>>, Drafts), GenerateError> {
+) -> Result<(Vec<Vec<u32>>, Drafts), ModelError> {
     let window = checked_window(model, prompts, how)?;
     if model.mtp.is_empty() {
-        return Err(GenerateError::Setting("the model has no multi-token prediction modules to draft with".into()));
+        return Err(ModelError::Setting("the model has no multi-token prediction modules to draft with".into()));
     }
     let (mut all, mut drafts) = (vec![], Drafts::default());
     for (sequence, prompt) in prompts.iter().enumerate() {

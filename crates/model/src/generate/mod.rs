@@ -4,6 +4,7 @@ pub(crate) mod sampling;
 
 pub use sampling::Sampling;
 
+use crate::ModelError;
 use crate::{Cache, LanguageModel};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use rand_chacha::ChaCha8Rng;
@@ -20,17 +21,6 @@ pub struct Generation {
     pub stop: Vec<u32>,
     /// How tokens are drawn.
     pub sampling: Sampling,
-}
-
-/// Why nothing was generated.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum GenerateError {
-    /// A prompt without tokens.
-    #[error("prompt {0} is empty: give at least one token, such as the end of a text")]
-    EmptyPrompt(usize),
-    /// A setting that makes sampling impossible.
-    #[error("{0}")]
-    Setting(String),
 }
 
 /// An unfinished sequence, which is one row of the cache.
@@ -63,7 +53,7 @@ pub fn generate(
     how: &Generation,
     device: &Device,
     on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
-) -> Result<Vec<Vec<u32>>, GenerateError> {
+) -> Result<Vec<Vec<u32>>, ModelError> {
     let window = checked_window(model, prompts, how)?;
     let row = |(sequence, prompt): (usize, &Vec<u32>)| Row {
         sequence,
@@ -105,14 +95,14 @@ pub(crate) fn checked_window(
     model: &dyn LanguageModel,
     prompts: &[Vec<u32>],
     how: &Generation,
-) -> Result<usize, GenerateError> {
-    how.sampling.validate().map_err(GenerateError::Setting)?;
+) -> Result<usize, ModelError> {
+    how.sampling.validate()?;
     let window = how.window.min(model.context());
     if window == 0 {
-        return Err(GenerateError::Setting("the window is 0 tokens: give at least 1".into()));
+        return Err(ModelError::Setting("the window is 0 tokens: give at least 1".into()));
     }
     match prompts.iter().position(Vec::is_empty) {
-        Some(empty) => Err(GenerateError::EmptyPrompt(empty)),
+        Some(empty) => Err(ModelError::EmptyPrompt(empty)),
         None => Ok(window),
     }
 }

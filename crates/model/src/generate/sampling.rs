@@ -1,5 +1,6 @@
 //! Drawing the next token from its logits.
 
+use crate::ModelError;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -26,15 +27,15 @@ impl Default for Sampling {
 
 impl Sampling {
     /// Rejects settings that make sampling impossible. The message names value and remedy.
-    pub fn validate(&self) -> Result<(), String> {
+    pub fn validate(&self) -> Result<(), ModelError> {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
-            return Err(format!("temperature is {}: give 0 or more", self.temperature));
+            return Err(format!("temperature is {}: give 0 or more", self.temperature).into());
         }
         if self.top_k == Some(0) {
             return Err("top_k is 0: give at least 1, or leave it out to draw from all tokens".into());
         }
         match self.top_p {
-            Some(p) if !(p > 0.0 && p <= 1.0) => Err(format!("top_p is {p}: give a number above 0, up to 1")),
+            Some(p) if !(p > 0.0 && p <= 1.0) => Err(format!("top_p is {p}: give a number above 0, up to 1").into()),
             _ => Ok(()),
         }
     }
@@ -190,7 +191,7 @@ mod tests {
 
     #[test]
     fn values_that_make_no_sense_are_refused() {
-        let error = |sampling: Sampling| sampling.validate().unwrap_err();
+        let error = |sampling: Sampling| sampling.validate().unwrap_err().to_string();
         assert!(error(Sampling { temperature: -1.0, ..Sampling::default() }).contains("temperature is -1"));
         assert!(error(Sampling { temperature: f64::NAN, ..Sampling::default() }).contains("temperature is NaN"));
         assert!(error(Sampling { top_k: Some(0), ..Sampling::default() }).contains("top_k is 0"));

@@ -1,5 +1,6 @@
 //! The shape of a GPT-2 and its validation.
 
+use crate::ModelError;
 use crate::limits::{MAX_LAYERS, epsilon, sizes};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -47,7 +48,7 @@ impl Default for Gpt2Config {
 
 impl Gpt2Config {
     /// Rejects shapes that no model can be built from. The message names key, value and remedy.
-    pub fn validate(&self) -> Result<(), String> {
+    pub fn validate(&self) -> Result<(), ModelError> {
         sizes(&[
             ("vocab_size", self.vocab_size, usize::MAX),
             ("n_positions", self.n_positions, usize::MAX),
@@ -60,10 +61,11 @@ impl Gpt2Config {
             return Err(format!(
                 "model.n_embd {} is not a multiple of model.n_head {}: change one of them",
                 self.n_embd, self.n_head
-            ));
+            )
+            .into());
         }
         if !(0.0..1.0).contains(&self.dropout) {
-            return Err(format!("model.dropout is {:?}: give a probability from 0 to below 1", self.dropout));
+            return Err(format!("model.dropout is {:?}: give a probability from 0 to below 1", self.dropout).into());
         }
         epsilon("layer_norm_epsilon", self.layer_norm_epsilon)
     }

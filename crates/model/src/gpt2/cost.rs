@@ -5,7 +5,7 @@
 //! received by a block (`cost::received`)    2 R(d) read, 2 R(d) summed; keys and values of the rank's heads circulate, m = 2 d / tp
 //! ```
 
-use crate::cost::received::Rows;
+use crate::cost::received::RowBytes;
 use crate::cost::{Flops, Workload};
 use crate::{Gpt2Config, ParameterSpec};
 use fsdp::{CallBytes, CallTraffic};
@@ -35,7 +35,7 @@ pub(super) fn memory(shape: &Gpt2Config, work: &Workload) -> Vec<CallBytes> {
 
 pub(super) fn traffic(shape: &Gpt2Config, work: &Workload) -> Vec<CallTraffic> {
     let (d, rows) = (shape.n_embd, 2 * work.row_bytes(shape.n_embd));
-    let mut block = work.call_traffic(d, Rows { read: rows, kept: 0, summed: rows });
+    let mut block = work.call_traffic(d, RowBytes { read: rows, kept: 0, summed: rows });
     work.circulate(&mut block, 2 * d / work.tp);
     let blocks = vec![block; shape.n_layer];
     std::iter::once(work.embedding_traffic(d, 1)).chain(blocks).chain([work.head_traffic(d, 0)]).collect()

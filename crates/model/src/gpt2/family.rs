@@ -2,9 +2,10 @@
 
 use super::parameters::{self, inner};
 use super::{cost, hf};
+use crate::ModelError;
 use crate::cost::{Flops, Workload};
 use crate::family::{Family, HuggingFace, Size};
-use crate::hf::{Folder, HfError, SourceOf};
+use crate::hf::{Folder, SourceOf};
 use crate::{Architecture, Gpt2, Gpt2Config, ParameterSpec};
 use burn::tensor::Device;
 use fsdp::{CallBytes, CallTraffic};
@@ -33,7 +34,7 @@ impl Architecture for Gpt2Config {
         self.n_layer = blocks;
     }
 
-    fn from_hugging_face(folder: &Folder) -> Result<(Self, Option<MoeConfig>), HfError> {
+    fn from_hugging_face(folder: &Folder) -> Result<(Self, Option<MoeConfig>), ModelError> {
         Ok((hf::config(folder)?, None))
     }
 
@@ -68,7 +69,7 @@ impl Family for Gpt2Family<'_> {
         Err("model.type gpt2 has no experts")
     }
 
-    fn validate(&self) -> Result<(), String> {
+    fn validate(&self) -> Result<(), ModelError> {
         Gpt2Config { vocab_size: self.shape.vocab_size.max(1), ..self.shape.clone() }.validate()
     }
 

@@ -1,8 +1,9 @@
 //! GPT-2's `config.json` and tensor names. Its linear layers are `Conv1D`, stored as `[in, out]` like Kiln's.
 
 use super::parameters;
+use crate::ModelError;
 use crate::family::HuggingFace;
-use crate::hf::{Folder, HfError, Source};
+use crate::hf::{Folder, Source};
 use crate::{Gpt2Config, ParameterSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -22,7 +23,7 @@ struct Gpt2Json {
     tie_word_embeddings: Option<bool>,
 }
 
-pub(crate) fn config(folder: &Folder) -> Result<Gpt2Config, HfError> {
+pub(crate) fn config(folder: &Folder) -> Result<Gpt2Config, ModelError> {
     let json: Gpt2Json = folder.keys(folder.config(), "")?;
     if let Some(other) = json.activation_function.filter(|name| name != "gelu_new") {
         return Err(folder.config_error(format!("activation_function \"{other}\" is not supported; gelu_new is")));
@@ -48,7 +49,7 @@ pub(crate) fn config(folder: &Folder) -> Result<Gpt2Config, HfError> {
         layer_norm_epsilon: json.layer_norm_epsilon.unwrap_or(1e-5),
     };
     folder.check_sizes(&config)?;
-    config.validate().map_err(|reason| folder.config_error(reason))?;
+    config.validate().map_err(|reason| folder.config_error(reason.to_string()))?;
     Ok(config)
 }
 
@@ -95,7 +96,7 @@ fn name(prefix: &str, path: &str) -> Source {
 pub(super) struct Gpt2Folder<'a>(pub &'a Gpt2Config);
 
 impl HuggingFace for Gpt2Folder<'_> {
-    fn config(&self) -> Result<Value, HfError> {
+    fn config(&self) -> Result<Value, ModelError> {
         Ok(to_json(self.0))
     }
 

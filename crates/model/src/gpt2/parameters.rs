@@ -1,7 +1,7 @@
 //! The parameters of a GPT-2.
 
 use crate::{Gpt2Config, ParameterSpec};
-use comm::Cut;
+use comm::TensorShard;
 
 /// The hidden width of the MLP.
 pub fn inner(shape: &Gpt2Config) -> usize {
@@ -19,13 +19,16 @@ pub fn parameters(shape: &Gpt2Config) -> Vec<ParameterSpec> {
         [ParameterSpec::gain(format!("{name}.gamma"), d)].into_iter().chain(beta)
     };
     let columns = |name: String, [from, to]: [usize; 2], blocks| {
-        let weight = ParameterSpec::matrix(format!("{name}.weight"), [from, to]).cut(Cut::columns_of(blocks));
-        let bias = bias.then(|| ParameterSpec::bias(format!("{name}.bias"), to).cut(Cut { dim: 0, blocks }));
+        let weight =
+            ParameterSpec::matrix(format!("{name}.weight"), [from, to]).sharded(TensorShard::columns_of(blocks));
+        let bias =
+            bias.then(|| ParameterSpec::bias(format!("{name}.bias"), to).sharded(TensorShard { dim: 0, blocks }));
         [weight].into_iter().chain(bias)
     };
     let residual = (2.0 * n_layer as f32).powf(-0.5);
     let projection = |name: String, from| {
-        let weight = ParameterSpec::matrix(format!("{name}.weight"), [from, d]).cut(Cut::ROWS).scaled(residual);
+        let weight =
+            ParameterSpec::matrix(format!("{name}.weight"), [from, d]).sharded(TensorShard::ROWS).scaled(residual);
         [weight].into_iter().chain(bias.then(|| ParameterSpec::bias(format!("{name}.bias"), d)))
     };
     let block = |i: usize| {
@@ -39,7 +42,7 @@ pub fn parameters(shape: &Gpt2Config) -> Vec<ParameterSpec> {
     };
     // The token embedding is the output matrix too, so a token passes it once.
     let mut all = vec![
-        ParameterSpec::matrix("ends.wte.weight", [vocab_size, d]).cut(Cut::ROWS),
+        ParameterSpec::matrix("ends.wte.weight", [vocab_size, d]).sharded(TensorShard::ROWS),
         ParameterSpec::table("ends.wpe.weight", [n_positions, d]),
     ];
     all.extend(norm("ends.ln_f".into()));

@@ -1,6 +1,7 @@
 //! Reading tensors from a Hugging Face folder.
 
-use super::{HfError, fp8};
+use super::fp8;
+use crate::ModelError;
 use half::{bf16, f16};
 use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
@@ -57,12 +58,12 @@ const MAX_HEADER: u64 = 100_000_000;
 
 impl Stored<'_> {
     /// Reads the values; `decode` appends those of up to [`AT_ONCE`] bytes at a time.
-    fn values(&self, decode: impl Fn(&[u8], &mut Vec<f32>)) -> Result<Vec<f32>, HfError> {
+    fn values(&self, decode: impl Fn(&[u8], &mut Vec<f32>)) -> Result<Vec<f32>, ModelError> {
         let mut values = Vec::with_capacity(self.shape.iter().product());
         let mut buffer = vec![0; (self.bytes.end - self.bytes.start).min(AT_ONCE) as usize];
         for start in self.bytes.clone().step_by(AT_ONCE as usize) {
             let bytes = &mut buffer[..(self.bytes.end - start).min(AT_ONCE) as usize];
-            let failed = |source| HfError::Io { path: self.path.into(), source };
+            let failed = |source| ModelError::Io { path: self.path.into(), source };
             self.file.read_exact_at(bytes, start).map_err(failed)?;
             decode(bytes, &mut values);
         }
@@ -79,7 +80,7 @@ impl Folder {
     ///
     /// # Errors
     /// If a file cannot be read or is malformed, or if the weights are quantized in a format other than fp8.
-    pub fn open(path: &Path) -> Result<Self, HfError> {
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
         let config = read_json(&path.join("config.json"))?;
         let mut folder = Self {
             path: path.into(),
@@ -97,7 +98,7 @@ impl Folder {
             return Ok(folder);
         }
         let index = read_json(&index_path)?;
-        let bad = |reason: &str| HfError::Format { path: index_path.clone(), reason: reason.into() };
+        let bad = |reason: &str| ModelError::Format { path: index_path.clone(), reason: reason.into() };
         let map = index["weight_map"].as_object().ok_or_else(|| bad("has no object `weight_map`"))?;
         let mut number = BTreeMap::new();
         for (name, file) in map {
@@ -122,12 +123,12 @@ impl Folder {
     }
 
     /// An error about `config.json`.
-    pub fn config_error(&self, reason: impl Into<String>) -> HfError {
-        HfError::Format { path: self.path.join("config.json"), reason: reason.into() }
+    pub fn config_error(&self, reason: impl Into<String>) -> ModelError {
+        ModelError::Format { path: self.path.join("config.json"), reason: reason.into() }
     }
 
     /// The values of the keys of `config.json`, or of the section of it at the path `of`. An error names the key.
-    pub(crate) fn keys<T: DeserializeOwned>(&self, json: &Value, of: &str) -> Result<T, HfError> {
+    pub(crate) fn keys<T: DeserializeOwned>(&self, json: &Value, of: &str) -> Result<T, ModelError> {
         let Some(object) = json.as_object() else {
             let what = if of.is_empty() { String::new() } else { format!("{of} ") };
             return Err(self.config_error(format!("{what}is not an object with keys and values")));
@@ -154,23 +155,23 @@ impl Folder {
     }
 
     /// Rejects a `copy` of a tensor that exists but is not equal to the original.
-    pub(crate) fn check_copy(&self, copy: &str, original: &str, shape: &[usize]) -> Result<(), HfError> {
+    pub(crate) fn check_copy(&self, copy: &str, original: &str, shape: &[usize]) -> Result<(), ModelError> {
         if !self.has(copy) || self.tensor(copy, shape)? == self.tensor(original, shape)? {
             return Ok(());
         }
         let (path, reason) = (self.stored(copy)?.path.into(), format!("tensor `{copy}` is not equal to `{original}`"));
-        Err(HfError::Format { path, reason })
+        Err(ModelError::Format { path, reason })
     }
 
     /// Names and contents of the tokenizer files in the folder.
     ///
     /// # Errors
     /// If one cannot be read.
-    pub fn tokenizer_files(&self) -> Result<Vec<(String, Vec<u8>)>, HfError> {
+    pub fn tokenizer_files(&self) -> Result<Vec<(String, Vec<u8>)>, ModelError> {
         let there = TOKENIZER_FILES.into_iter().filter(|name| self.path.join(name).is_file());
         let read = |name: &str| {
             let path = self.path.join(name);
-            let bytes = fs::read(&path).map_err(|source| HfError::Io { path, source })?;
+            let bytes = fs::read(&path).map_err(|source| ModelError::Io { path, source })?;
             Ok((name.to_string(), bytes))
         };
         there.map(read).collect()
@@ -180,7 +181,7 @@ impl Folder {
     ///
     /// # Errors
     /// If `generation_config.json` cannot be read, or the value is neither a token nor a list of tokens.
-    pub fn end_of_text(&self) -> Result<Vec<u32>, HfError> {
+    pub fn end_of_text(&self) -> Result<Vec<u32>, ModelError> {
         let path = self.path.join("generation_config.json");
         let generation = if path.is_file() { read_json(&path)? } else { Value::Null };
         let (path, id) = match &generation["eos_token_id"] {
@@ -195,7 +196,7 @@ impl Folder {
         let token = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
         ids.iter().map(token).collect::<Option<_>>().ok_or_else(|| {
             let reason = format!("eos_token_id is {id}: it is the number of a token, or a list of such numbers");
-            HfError::Format { path, reason }
+            ModelError::Format { path, reason }
         })
     }
 
@@ -221,7 +222,7 @@ impl Folder {
     ///
     /// # Errors
     /// If the tensor is missing, does not have the shape `expected`, or is stored in another type.
-    pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<Vec<f32>, HfError> {
+    pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<Vec<f32>, ModelError> {
         let stored = self.stored_as(name, expected)?;
         self.read.lock().unwrap_or_else(PoisonError::into_inner).insert(name.into());
         let halves = |decode: fn([u8; 2]) -> f32| {
@@ -237,7 +238,7 @@ impl Folder {
             Dtype::F8_E4M3 => {
                 let &[rows, columns] = expected else {
                     let reason = format!("tensor `{name}` is fp8, but its shape {expected:?} is not that of a matrix");
-                    return Err(HfError::Format { path: path.into(), reason });
+                    return Err(ModelError::Format { path: path.into(), reason });
                 };
                 let [block_rows, block_columns] = self.fp8_block;
                 let blocks = [rows.div_ceil(block_rows), columns.div_ceil(block_columns)];
@@ -246,7 +247,7 @@ impl Folder {
                 if scales.dtype != Dtype::F32 {
                     let reason =
                         format!("tensor `{scales_name}` is stored as {:?}; scales of fp8 are F32", scales.dtype);
-                    return Err(HfError::Format { path: scales.path.into(), reason });
+                    return Err(ModelError::Format { path: scales.path.into(), reason });
                 }
                 let mut values = stored.values(|bytes, values| values.extend(fp8::decoded(bytes)))?;
                 fp8::scale(&mut values, columns, &self.tensor(&scales_name, &blocks)?, self.fp8_block);
@@ -254,13 +255,13 @@ impl Folder {
             }
             other => {
                 let reason = format!("tensor `{name}` is stored as {other:?}; F32, F16, BF16 and F8_E4M3 can be read");
-                Err(HfError::Format { path: path.into(), reason })
+                Err(ModelError::Format { path: path.into(), reason })
             }
         }
     }
 
     /// Rejects sizes in a model's shape that no tensor of the folder can have, before memory is allocated for them.
-    pub(crate) fn check_sizes(&self, shape: &impl Serialize) -> Result<(), HfError> {
+    pub(crate) fn check_sizes(&self, shape: &impl Serialize) -> Result<(), ModelError> {
         let tensors = || self.files.iter().flat_map(|file| file.header.tensors().into_values());
         let count = tensors().count();
         let numbers = tensors().fold(0usize, |sum, tensor| sum.saturating_add(tensor.shape.iter().product()));
@@ -279,7 +280,7 @@ impl Folder {
         Ok(())
     }
 
-    fn read_fp8_block(&self) -> Result<[usize; 2], HfError> {
+    fn read_fp8_block(&self) -> Result<[usize; 2], ModelError> {
         let quantization = &self.config["quantization_config"];
         if quantization.is_null() {
             return Ok(self.fp8_block);
@@ -302,17 +303,17 @@ impl Folder {
         }
     }
 
-    fn stored_as(&self, name: &str, expected: &[usize]) -> Result<Stored<'_>, HfError> {
+    fn stored_as(&self, name: &str, expected: &[usize]) -> Result<Stored<'_>, ModelError> {
         let stored = self.stored(name)?;
         if stored.shape != expected {
             let (name, found, expected) = (name.into(), stored.shape.to_vec(), expected.to_vec());
-            return Err(HfError::WrongShape { path: stored.path.into(), name, found, expected });
+            return Err(ModelError::WrongShape { path: stored.path.into(), name, found, expected });
         }
         Ok(stored)
     }
 
-    fn stored(&self, name: &str) -> Result<Stored<'_>, HfError> {
-        let missing = |path: &Path| HfError::MissingTensor { path: path.into(), name: name.into() };
+    fn stored(&self, name: &str) -> Result<Stored<'_>, ModelError> {
+        let missing = |path: &Path| ModelError::MissingTensor { path: path.into(), name: name.into() };
         let file = match self.index.is_empty() {
             true => 0,
             false => *self.index.get(name).ok_or_else(|| missing(&self.path.join("model.safetensors.index.json")))?,
@@ -323,13 +324,13 @@ impl Folder {
         Ok(Stored { path, dtype: info.dtype, shape: &info.shape, file, bytes })
     }
 
-    fn add_file(&mut self, path: PathBuf) -> Result<usize, HfError> {
-        let io = |source: io::Error| HfError::Io { path: path.clone(), source };
+    fn add_file(&mut self, path: PathBuf) -> Result<usize, ModelError> {
+        let io = |source: io::Error| ModelError::Io { path: path.clone(), source };
         let file = File::open(&path).map_err(io)?;
         let metadata = file.metadata().map_err(io)?;
         let bad = |error: String| {
             let reason = format!("not a whole safetensors file ({} bytes): {error}", metadata.len());
-            HfError::Format { path: path.clone(), reason }
+            ModelError::Format { path: path.clone(), reason }
         };
         if !metadata.is_file() {
             return Err(bad("no regular file".into()));
@@ -373,7 +374,7 @@ fn read_header(file: &File, length: u64) -> io::Result<Result<(u64, Metadata), S
 }
 
 /// Rejects a folder without `model.safetensors` whose weights are in PyTorch's format.
-fn check_format(folder: &Path) -> Result<(), HfError> {
+fn check_format(folder: &Path) -> Result<(), ModelError> {
     let is_torch =
         |path: &Path| path.extension().is_some_and(|of| ["bin", "pth", "pt"].iter().any(|ending| of == *ending));
     let paths = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -393,11 +394,11 @@ fn check_format(folder: &Path) -> Result<(), HfError> {
              AutoModelForCausalLM.from_pretrained(\"{dir}\").save_pretrained(\"{dir}-safetensors\")"
         ),
     };
-    Err(HfError::PyTorch { path: folder.into(), file: file.clone(), python })
+    Err(ModelError::PyTorch { path: folder.into(), file: file.clone(), python })
 }
 
-fn read_json(path: &Path) -> Result<Value, HfError> {
-    let text = fs::read_to_string(path).map_err(|source| HfError::Io { path: path.into(), source })?;
+fn read_json(path: &Path) -> Result<Value, ModelError> {
+    let text = fs::read_to_string(path).map_err(|source| ModelError::Io { path: path.into(), source })?;
     serde_json::from_str(&text)
-        .map_err(|error| HfError::Format { path: path.into(), reason: format!("not JSON: {error}") })
+        .map_err(|error| ModelError::Format { path: path.into(), reason: format!("not JSON: {error}") })
 }

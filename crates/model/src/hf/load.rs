@@ -1,6 +1,7 @@
 //! Loading a model's weights from a Hugging Face folder.
 
-use super::{Folder, HfError};
+use super::Folder;
+use crate::ModelError;
 use crate::{AnyModel, LanguageModel, ModelConfig, fill};
 use burn::module::Module;
 use burn::tensor::Device;
@@ -22,7 +23,7 @@ pub struct Pretrained {
 
 impl Pretrained {
     /// Loads configuration and weights.
-    pub fn load(folder: &Folder, device: &Device) -> Result<Self, HfError> {
+    pub fn load(folder: &Folder, device: &Device) -> Result<Self, ModelError> {
         let (config, moe) = ModelConfig::from_hugging_face(folder)?;
         let family = config.family(moe.as_ref());
         let source_of = names(folder)?;
@@ -62,17 +63,17 @@ pub type SourceOf = Box<dyn Fn(&str) -> Source>;
 ///
 /// # Errors
 /// If no family reads the folder's `model_type`.
-pub fn names(folder: &Folder) -> Result<SourceOf, HfError> {
+pub fn names(folder: &Folder) -> Result<SourceOf, ModelError> {
     ModelConfig::hugging_face_names(folder)
 }
 
 /// Sets every parameter of `module` to the values of its source. `source_of` maps a parameter's field path
 /// (`blocks.0.attn.c_attn.weight`) to the source.
-pub fn bind<M: Module>(module: M, folder: &Folder, source_of: &dyn Fn(&str) -> Source) -> Result<M, HfError> {
+pub fn bind<M: Module>(module: M, folder: &Folder, source_of: &dyn Fn(&str) -> Source) -> Result<M, ModelError> {
     fill(module, |path, shape| values(folder, &source_of(path), shape))
 }
 
-fn values(folder: &Folder, source: &Source, shape: &[usize]) -> Result<Vec<f32>, HfError> {
+fn values(folder: &Folder, source: &Source, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
     match (source, shape) {
         (Source::Same(name), _) => folder.tensor(name, shape),
         (Source::Transposed(name), &[rows, columns]) => {

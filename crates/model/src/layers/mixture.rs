@@ -1,22 +1,23 @@
 //! The parameters of a mixture of experts and of a SwiGLU, for families that have them in their blocks.
 
+use crate::ModelError;
 use crate::parameters::ParameterSpec;
-use comm::Cut;
+use comm::TensorShard;
 use moe::MoeConfig;
 
 /// The parameters of a [`SwiGlu`](moe::SwiGlu) of width `d` and hidden width `h`, split by columns and rows among
 /// tensor-parallel ranks.
 pub(crate) fn swiglu(name: &str, d: usize, h: usize) -> [ParameterSpec; 3] {
     [
-        ParameterSpec::matrix(format!("{name}.gate_proj.weight"), [d, h]).cut(Cut::COLUMNS),
-        ParameterSpec::matrix(format!("{name}.up_proj.weight"), [d, h]).cut(Cut::COLUMNS),
-        ParameterSpec::matrix(format!("{name}.down_proj.weight"), [h, d]).cut(Cut::ROWS),
+        ParameterSpec::matrix(format!("{name}.gate_proj.weight"), [d, h]).sharded(TensorShard::COLUMNS),
+        ParameterSpec::matrix(format!("{name}.up_proj.weight"), [d, h]).sharded(TensorShard::COLUMNS),
+        ParameterSpec::matrix(format!("{name}.down_proj.weight"), [h, d]).sharded(TensorShard::ROWS),
     ]
 }
 
 /// [`MoeConfig::validate`] with the fields as keys of the section `moe`.
-pub(crate) fn validate_moe(moe: &MoeConfig) -> Result<(), String> {
-    moe.validate().map_err(|error| error.in_section("moe"))
+pub(crate) fn validate_moe(moe: &MoeConfig) -> Result<(), ModelError> {
+    moe.validate().map_err(|error| error.in_section("moe").into())
 }
 
 /// The number of parameters of a [`MoeLayer`](moe::MoeLayer) of width `d`, in floating point so that it cannot
@@ -33,7 +34,8 @@ pub(crate) fn mixture_count(d: f64, moe: &MoeConfig) -> f64 {
 pub(crate) fn mixture(name: &str, d: usize, moe: &MoeConfig) -> Vec<ParameterSpec> {
     let (e, h, shared) = (moe.num_experts, moe.moe_intermediate_size, moe.n_shared_experts);
     let experts = |matrix: &str, shape| ParameterSpec::experts(format!("{name}.experts.{matrix}"), e, moe.top_k, shape);
-    let bias = ParameterSpec { keep_fp32: true, ..ParameterSpec::bias(format!("{name}.router.bias"), e) };
+    let bias =
+        ParameterSpec { trained: false, keep_fp32: true, ..ParameterSpec::bias(format!("{name}.router.bias"), e) };
     let router = ParameterSpec::matrix(format!("{name}.router.proj.weight"), [d, e]);
     let mut all = vec![router];
     all.extend(moe.selection_bias.then_some(bias));

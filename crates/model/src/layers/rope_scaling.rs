@@ -1,6 +1,7 @@
 //! Scaled rotary frequencies for contexts longer than those of pretraining.
 
 use super::{Rope, YarnConfig};
+use crate::ModelError;
 use crate::limits::{number, sizes};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -54,7 +55,7 @@ impl Default for RopeScaling {
 
 impl RopeScaling {
     /// Rejects values that no model can be built from.
-    pub(crate) fn validate(&self) -> Result<(), String> {
+    pub(crate) fn validate(&self) -> Result<(), ModelError> {
         sizes(&[("rope_scaling.original_max_position_embeddings", self.original_max_position_embeddings, usize::MAX)])?;
         number("rope_scaling.factor", self.factor, self.factor >= 1.0, "a number from 1")?;
         let (low, high) = (self.low_freq_factor, self.high_freq_factor);

@@ -1,6 +1,7 @@
 //! YaRN's extension of the context: configuration and formulas.
 
 use super::Rope;
+use crate::ModelError;
 use crate::limits::{number, sizes};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -40,7 +41,7 @@ impl Default for YarnConfig {
 
 impl YarnConfig {
     /// Rejects values that no model can be built from.
-    pub(crate) fn validate(&self) -> Result<(), String> {
+    pub(crate) fn validate(&self) -> Result<(), ModelError> {
         let Self { factor, original_max_position_embeddings, beta_fast, beta_slow, mscale, mscale_all_dim } = *self;
         sizes(&[("rope_scaling.original_max_position_embeddings", original_max_position_embeddings, usize::MAX)])?;
         number("rope_scaling.factor", factor, factor >= 1.0, "a number from 1")?;

@@ -1,5 +1,6 @@
 //! The shape of a Llama and its validation.
 
+use crate::ModelError;
 use crate::RopeScaling;
 use crate::limits::{MAX_LAYERS, MAX_ROPE_DIM, epsilon, number, sizes};
 use moe::MoeConfig;
@@ -89,7 +90,7 @@ impl LlamaConfig {
     }
 
     /// Rejects shapes that no model can be built from. The message names key, value and remedy.
-    pub fn validate(&self) -> Result<(), String> {
+    pub fn validate(&self) -> Result<(), ModelError> {
         sizes(&[
             ("vocab_size", self.vocab_size, usize::MAX),
             ("hidden_size", self.hidden_size, usize::MAX),
@@ -106,29 +107,30 @@ impl LlamaConfig {
             return Err(format!(
                 "model.num_attention_heads {heads} is not a multiple of model.num_key_value_heads {kv_heads}: change one \
                  of them"
-            ));
+            ).into());
         }
         if self.head_dim.is_none() && !self.hidden_size.is_multiple_of(heads) {
             return Err(format!(
                 "model.hidden_size {} is not a multiple of model.num_attention_heads {heads}: change one of them, or set \
                  model.head_dim",
                 self.hidden_size
-            ));
+            ).into());
         }
         let head_dim = self.head_dim();
         if !head_dim.is_multiple_of(2) {
             let whence = if self.head_dim.is_some() { "" } else { " (model.hidden_size / model.num_attention_heads)" };
             return Err(format!(
                 "model.head_dim {head_dim}{whence} is odd: rotary positions turn pairs, so give an even number"
-            ));
+            )
+            .into());
         }
         sizes(&[("head_dim", head_dim, MAX_ROPE_DIM)])?;
         let layers = self.num_hidden_layers;
         if let Some(layer) = self.mlp_only_layers.iter().find(|layer| **layer >= layers) {
-            return Err(format!("model.mlp_only_layers has {layer}: give numbers from 0 to {}", layers - 1));
+            return Err(format!("model.mlp_only_layers has {layer}: give numbers from 0 to {}", layers - 1).into());
         }
         if let Some([one, next]) = self.mlp_only_layers.array_windows().find(|[one, next]| one >= next) {
-            return Err(format!("model.mlp_only_layers has {next} after {one}: give each number once, in order"));
+            return Err(format!("model.mlp_only_layers has {next} after {one}: give each number once, in order").into());
         }
         epsilon("rms_norm_eps", self.rms_norm_eps)?;
         number("rope_theta", self.rope_theta, self.rope_theta > 1.0, "a number above 1, such as 10000")?;

@@ -12,7 +12,7 @@
 //!
 //! By the convention of [`Flops`], attention counts all tokens before a position, also those outside of a window.
 
-use crate::cost::received::Rows;
+use crate::cost::received::RowBytes;
 use crate::cost::{Flops, Workload, product_flops};
 use crate::{LlamaConfig, ParameterSpec};
 use fsdp::{CallBytes, CallTraffic};
@@ -53,7 +53,7 @@ pub(super) fn traffic(shape: &LlamaConfig, moe: Option<&MoeConfig>, work: &Workl
     let block = |layer: usize| {
         let moe = shape.experts_of(layer, moe);
         let mlp = if moe.is_none_or(|moe| moe.n_shared_experts > 0) { row } else { 0 };
-        let mut call = work.call_traffic(d, Rows { read: row + mlp, kept: 0, summed: row + mlp });
+        let mut call = work.call_traffic(d, RowBytes { read: row + mlp, kept: 0, summed: row + mlp });
         work.circulate(&mut call, 2 * k / work.tp);
         if let Some(moe) = moe {
             work.exchange(&mut call, d, moe);
@@ -62,7 +62,7 @@ pub(super) fn traffic(shape: &LlamaConfig, moe: Option<&MoeConfig>, work: &Workl
     };
     let mut calls = vec![work.embedding_traffic(d, 1)];
     calls.extend((0..shape.num_hidden_layers).map(block));
-    calls.extend(shape.tie_word_embeddings.then(|| work.call_traffic(d, Rows::default())));
+    calls.extend(shape.tie_word_embeddings.then(|| work.call_traffic(d, RowBytes::default())));
     calls.push(work.head_traffic(d, 0));
     calls
 }

@@ -1,9 +1,10 @@
 //! Llama as a [`Family`]: shape and limits.
 
 use super::{cost, hf, parameters};
+use crate::ModelError;
 use crate::cost::{Flops, Workload};
 use crate::family::{Family, HuggingFace, Size};
-use crate::hf::{Folder, HfError, SourceOf};
+use crate::hf::{Folder, SourceOf};
 use crate::layers::mixture::{mixture_count, validate_moe};
 use crate::{Architecture, Llama, LlamaConfig, ParameterSpec};
 use burn::tensor::Device;
@@ -37,7 +38,7 @@ impl Architecture for LlamaConfig {
         Some(MoeConfig::default())
     }
 
-    fn from_hugging_face(folder: &Folder) -> Result<(Self, Option<MoeConfig>), HfError> {
+    fn from_hugging_face(folder: &Folder) -> Result<(Self, Option<MoeConfig>), ModelError> {
         hf::config(folder)
     }
 
@@ -91,7 +92,7 @@ impl Family for LlamaFamily<'_> {
         }
     }
 
-    fn validate(&self) -> Result<(), String> {
+    fn validate(&self) -> Result<(), ModelError> {
         LlamaConfig { vocab_size: self.shape.vocab_size.max(1), ..self.shape.clone() }.validate()?;
         match self.moe {
             None if !self.shape.mlp_only_layers.is_empty() => Err(
@@ -195,10 +196,6 @@ impl Family for LlamaFamily<'_> {
 
     fn traffic(&self, workload: &Workload) -> Vec<CallTraffic> {
         cost::traffic(self.shape, self.moe, workload)
-    }
-
-    fn selection_bias(&self, layer: usize) -> String {
-        format!("blocks.{layer}.mlp.Moe.router.bias")
     }
 
     fn hugging_face(&self) -> Option<Box<dyn HuggingFace + '_>> {

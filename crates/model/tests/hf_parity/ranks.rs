@@ -4,7 +4,7 @@ use super::common::{Loaded, load};
 use super::{GRADIENTS, LOGITS, found_gradients, gradients, ints};
 use burn::module::{ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
-use comm::{CommError, Communicator, ContextParallel, Cut, Reduce, SequenceRanks, TensorParallel, run_ranks};
+use comm::{CommError, Communicator, ContextParallel, Reduce, SequenceRanks, TensorParallel, TensorShard, run_ranks};
 use model::{Batch, Decoder, DeepSeek, Gpt2, Llama, MicroBatch, Parallel, Sharding, Targets, Training};
 use moe::MoeConfig;
 use safetensors::SafeTensors;
@@ -90,7 +90,7 @@ struct Sums {
     world: Communicator,
     context: Communicator,
     /// How tensor-parallel ranks split parameters.
-    cuts: BTreeMap<String, Cut>,
+    cuts: BTreeMap<String, TensorShard>,
 }
 
 fn compare<M: Decoder>(
@@ -133,7 +133,7 @@ fn compare<M: Decoder>(
 struct Part<'a> {
     path: Vec<String>,
     tp: TensorParallel,
-    cuts: &'a BTreeMap<String, Cut>,
+    cuts: &'a BTreeMap<String, TensorShard>,
 }
 
 impl ModuleMapper for Part<'_> {

@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Int, Tensor};
-use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, dispatch};
+use moe::kernels::dispatch::{DispatchRule, Dispatched, RowLayout, dispatch};
 use moe::kernels::grouped_gemm::{grouped_gemm, rows_gradient, tile_rows, weight_gradient};
 use moe::kernels::permute::{permute, unpermute};
 use moe::kernels::reroute::{RerouteRule, reroute};
@@ -47,8 +47,8 @@ pub const CASES: &[Case] = &[
         let (experts, groups) = assignments(draw);
         let capacity = draw.coin().then(|| draw.below(4));
         let layout = match capacity {
-            Some(_) if draw.coin() => Layout::Capacity,
-            _ => Layout::Sorted { tile: draw.number(4) },
+            Some(_) if draw.coin() => RowLayout::Capacity,
+            _ => RowLayout::Sorted { tile: draw.number(4) },
         };
         let rule = DispatchRule { experts: 6, groups, capacity, order: Order::Token, layout };
         let [k, n] = experts.dims();
@@ -169,7 +169,6 @@ pub const WITHOUT: &[(&str, &str)] = &[
     ("Experts::new", "numbers"),
     ("SwiGlu::new", "numbers"),
     ("SwiGlu::forward_add_over", "of ranks: SwiGlu::forward_add where there is one, else tests/parallel.rs"),
-    ("Router::holds_bias", "a path"),
     ("Router::new", "numbers"),
     ("MoeLayer::forward_over", "of ranks: what MoeLayer::forward calls"),
     ("MoeLayer::evaluate_over", "of ranks: what MoeLayer::evaluate calls"),
@@ -202,7 +201,7 @@ fn assignments(draw: &mut Draw) -> (Tensor<2, Int>, usize) {
 fn placed(draw: &mut Draw) -> (Dispatched, usize, usize) {
     let n = draw.size(5);
     let experts: Tensor<2, Int> = draw.below_all([2, n], 3);
-    let layout = Layout::Sorted { tile: 2 };
+    let layout = RowLayout::Sorted { tile: 2 };
     let rule = DispatchRule { experts: 3, groups: 1, capacity: Some(3), order: Order::Choice, layout };
     let mut places = dispatch(experts, rule);
     let n = places.row_of_kn.dims()[1];

@@ -30,8 +30,8 @@ function layouts() {
     return el("tr", { "data-run": run.name, "data-key": `${run.name}/${group.over}` }, runs.length > 1 ? el("td", {}, nameOf(run)) : null,
       el("td", { class: "left" }, group.over), el("td", {}, group.ranks), el("td", {}, group.at_rest ? bytes(group.at_rest) : "–"), el("td", { class: "left wrap" }, received));
   });
-  const titles = [...(runs.length > 1 ? ["Run"] : []), "Ranks over", "Ranks", "Held per rank", "Received per step"];
-  const head = titles.map((title) => el("th", { class: title === "Ranks over" || title === "Received per step" ? "left" : null }, title));
+  const titles = [...(runs.length > 1 ? ["Run"] : []), "Process group", "Ranks", "Resident per rank", "Received per step"];
+  const head = titles.map((title) => el("th", { class: title === "Process group" || title === "Received per step" ? "left" : null }, title));
   return [el("div", { class: "card scroll" }, el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, shown.map(row))))];
 }
 

@@ -10,7 +10,8 @@ use crate::saved::{Saved, SavedError};
 use crate::terminal::say;
 use checkpoint::Kind;
 use clap::{Args, ValueEnum};
-use model::hf::{self, Dtype, ExportOptions, HfError};
+use model::ModelError;
+use model::hf::{self, Dtype, ExportOptions};
 use safetensors::tensor::{Dtype as SafeDtype, View};
 use serde_json::Value;
 use std::borrow::Cow;
@@ -55,7 +56,7 @@ pub enum ExportError {
     #[error(transparent)]
     Train(#[from] TrainError),
     #[error(transparent)]
-    Hf(#[from] HfError),
+    Hf(#[from] ModelError),
     #[error(
         "transformers has no model of type {kind}: give --full-state FILE.safetensors in place of --out, which writes all \
          parameters under Kiln's names"

@@ -13,7 +13,7 @@ use crate::terminal::shown;
 use clap::Args;
 use continued::Continued;
 use data::{Tokenizer, TokenizerSpec};
-use model::{Drafts, GenerateError, Generation, Sampling, generate, generate_speculative};
+use model::{Drafts, Generation, ModelError, Sampling, generate, generate_speculative};
 use serde::Serialize;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
@@ -99,7 +99,7 @@ pub enum GenerateCommandError {
     #[error(transparent)]
     Train(#[from] TrainError),
     #[error(transparent)]
-    Generate(#[from] GenerateError),
+    Generate(#[from] ModelError),
     #[error("cannot read {what}: {source}: give --prompt TEXT, or another file with --prompts")]
     Prompts { what: String, source: io::Error },
     #[error("{0} has no prompts: give at least one line")]
@@ -118,7 +118,7 @@ pub enum GenerateCommandError {
 pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
     let sampling =
         Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed as u64 };
-    sampling.validate().map_err(GenerateError::Setting)?;
+    sampling.validate()?;
     let checkpoint = saved::find(&args.run)?;
     let texts = prompts(args)?;
     let saved = Saved::open(&checkpoint)?;

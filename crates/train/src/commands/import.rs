@@ -14,7 +14,8 @@ use checkpoint::{CheckpointError, Folder as Checkpoints, Index, Kind, Piece, Val
 use clap::Args;
 use data::{DataError, Tokenizer, TokenizerSpec};
 use model::AnyModel;
-use model::hf::{HfError, Pretrained};
+use model::ModelError;
+use model::hf::Pretrained;
 use std::fs;
 use std::path::PathBuf;
 
@@ -38,7 +39,7 @@ pub enum ImportError {
     #[error(transparent)]
     Folder(#[from] HfFolderError),
     #[error(transparent)]
-    Hf(#[from] HfError),
+    Hf(#[from] ModelError),
     #[error("{}", hints::data(.0))]
     Tokenizer(#[from] DataError),
     #[error(transparent)]

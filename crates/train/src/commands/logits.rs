@@ -5,7 +5,8 @@ use crate::commands::{HfFolderError, NotNew, check_new_file, open_hf};
 use crate::terminal::say;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use clap::Args;
-use model::hf::{HfError, Pretrained};
+use model::ModelError;
+use model::hf::Pretrained;
 use safetensors::tensor::{Dtype, TensorView};
 use std::fs;
 use std::io;
@@ -34,7 +35,7 @@ pub enum LogitsError {
     #[error(transparent)]
     Folder(#[from] HfFolderError),
     #[error(transparent)]
-    Hf(#[from] HfError),
+    Hf(#[from] ModelError),
     #[error("--tokens: {0}")]
     Tokens(String),
     #[error("cannot write {}: {source}: check its folder, or choose another file with --out", path.display())]

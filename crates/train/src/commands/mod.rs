@@ -17,7 +17,8 @@ pub mod train;
 mod values;
 
 use crate::run_folder::is_empty;
-use model::hf::{Folder, HfError};
+use model::ModelError;
+use model::hf::Folder;
 use std::path::{Path, PathBuf};
 
 /// The destination already exists.
@@ -45,7 +46,7 @@ pub enum HfFolderError {
     #[error("there is no folder {}: {advice}", path.display())]
     Missing { path: PathBuf, advice: String },
     #[error(transparent)]
-    Hf(#[from] HfError),
+    Hf(#[from] ModelError),
 }
 
 /// Opens a folder given with --hf.

@@ -8,7 +8,7 @@ use crate::error::TrainError;
 use crate::format::count;
 use crate::launch::Launch;
 use crate::program;
-use crate::resume::{self, Start, Whole};
+use crate::resume::{self, Start, Verification};
 use crate::run::train_launched;
 use crate::run_folder::{CONFIG, run_of};
 use crate::run_options::RunOptions;
@@ -216,7 +216,7 @@ impl TrainArgs {
     /// The configuration, and a name for the run. `processes` is the number of processes that `mpirun` started, which
     /// are the ranks.
     fn resolve(&self, processes: Option<usize>) -> Result<(Config, RunOptions), TrainError> {
-        let whole = if processes.is_some() { Whole::Index } else { Whole::EveryByte };
+        let whole = if processes.is_some() { Verification::Index } else { Verification::EveryByte };
         let find = |which: &PathBuf| resume::find(which, self.out.as_deref(), self.model.as_deref(), whole);
         let (resume, again_in) = match self.resume.as_ref().map(find).transpose()? {
             None => (None, None),

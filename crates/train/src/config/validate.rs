@@ -120,7 +120,7 @@ impl Config {
     }
 
     fn validate_model(&self) -> Result<(), ConfigError> {
-        self.model.validate(self.moe.as_ref()).map_err(ConfigError::Invalid)
+        self.model.validate(self.moe.as_ref()).map_err(|error| ConfigError::Invalid(error.to_string()))
     }
 
     fn validate_batches(&self) -> Result<(), ConfigError> {

@@ -1,6 +1,6 @@
 //! The memory need of a run, row by row.
 
-use super::rows::{Row, Rows};
+use super::rows::{MemoryRows, Row};
 use crate::config::Config;
 use crate::device;
 use crate::units::units;
@@ -32,8 +32,8 @@ pub struct Need {
     /// Number of ranks that share it.
     pub ranks: usize,
     /// The need of the largest rank, and of all ranks together.
-    pub of_rank: Rows,
-    pub of_all: Rows,
+    pub of_rank: MemoryRows,
+    pub of_all: MemoryRows,
 }
 
 /// Code and tables of the program, and the threads of a rank; measured.
@@ -52,8 +52,8 @@ pub fn of_run(config: &Config, machine: Machine) -> Vec<Need> {
     let of_rank = *ranks.iter().max_by(|a, b| a.total().total_cmp(&b.total())).expect("a device has a rank");
     let of_all = together(config, &ranks, machine.threads && machine.devices == 1);
     let reserve = if config.parallel.gpus > 1 { RESERVE_OF_RANKS } else { RESERVE };
-    let need = |pool, ranks: usize, of_rank: Rows, of_all: Rows| {
-        let with_allocator = |mut rows: Rows, ranks: usize| {
+    let need = |pool, ranks: usize, of_rank: MemoryRows, of_all: MemoryRows| {
+        let with_allocator = |mut rows: MemoryRows, ranks: usize| {
             let processes = if machine.threads { 1 } else { ranks };
             let program = PROGRAM * processes as f64 + OF_A_RANK * ranks as f64;
             rows[Row::Allocator] = reserve * rows.total() + if pool == Pool::Host { program } else { 0.0 };
@@ -65,8 +65,8 @@ pub fn of_run(config: &Config, machine: Machine) -> Vec<Need> {
         let pool = if on_cpu(config) { Pool::Host } else { Pool::Device };
         return vec![need(pool, ranks.len(), of_rank, of_all)];
     }
-    let without_rest = |rows: Rows| rows.with(rows.rest(), |all, rest| (all - rest).max(0.0));
-    let of_host = of_all.rest().with(Rows::default(), |bytes, _| bytes * machine.devices as f64);
+    let without_rest = |rows: MemoryRows| rows.with(rows.rest(), |all, rest| (all - rest).max(0.0));
+    let of_host = of_all.rest().with(MemoryRows::default(), |bytes, _| bytes * machine.devices as f64);
     vec![
         need(Pool::Device, ranks.len(), without_rest(of_rank), without_rest(of_all)),
         need(Pool::Host, machine.ranks, of_rank.rest(), of_host),
@@ -93,14 +93,14 @@ fn on_cpu(config: &Config) -> bool {
 }
 
 /// The rows of each rank on the fullest device.
-fn of_a_device(config: &Config, machine: Machine) -> Vec<Rows> {
+fn of_a_device(config: &Config, machine: Machine) -> Vec<MemoryRows> {
     let ranks = machine.ranks.div_ceil(machine.devices);
     let is_block = config.parallel.strategy == Strategy::Block;
     if !is_block && config.parallel.pp == 1 {
-        let others = if ranks > 1 { of_rank(config, 1) } else { Rows::default() };
+        let others = if ranks > 1 { of_rank(config, 1) } else { MemoryRows::default() };
         return std::iter::once(of_rank(config, 0)).chain(vec![others; ranks - 1]).collect();
     }
-    let all: Vec<Rows> = match is_block {
+    let all: Vec<MemoryRows> = match is_block {
         true => (0..config.parallel.gpus).map(|rank| of_rank(config, rank)).collect(),
         // The ranks of a stage are alike.
         false => {
@@ -110,7 +110,7 @@ fn of_a_device(config: &Config, machine: Machine) -> Vec<Rows> {
         }
     };
     let of_device = |device| all.iter().skip(device).step_by(machine.devices).copied().collect();
-    let total = |ranks: &Vec<Rows>| ranks.iter().map(Rows::total).sum::<f64>();
+    let total = |ranks: &Vec<MemoryRows>| ranks.iter().map(MemoryRows::total).sum::<f64>();
     let most = match machine.threads {
         true => (0..machine.devices).map(of_device).max_by(|a, b| total(a).total_cmp(&total(b))),
         false => all.iter().max_by(|a, b| a.total().total_cmp(&b.total())).map(|most| vec![*most; ranks]),
@@ -119,7 +119,7 @@ fn of_a_device(config: &Config, machine: Machine) -> Vec<Rows> {
 }
 
 /// The rows of one rank, without the allocator.
-fn of_rank(config: &Config, rank: usize) -> Rows {
+fn of_rank(config: &Config, rank: usize) -> MemoryRows {
     let with_blocks = |count| {
         let mut config = config.clone();
         config.model.set_blocks(count);
@@ -134,9 +134,9 @@ fn of_rank(config: &Config, rank: usize) -> Rows {
     with_blocks(BLOCKS / 2).with(with_blocks(BLOCKS), |half, full| full + (full - half) * times)
 }
 
-fn rows(config: &Config, rank: usize) -> Rows {
+fn rows(config: &Config, rank: usize) -> MemoryRows {
     let forecast = forecast(config, rank);
-    let mut rows = Rows::default();
+    let mut rows = MemoryRows::default();
     for category in Category::ALL {
         let row = match category {
             Category::Parameters => Row::Parameters,
@@ -166,11 +166,11 @@ pub fn of_whole_model(config: &Config) -> f64 {
 /// If all ranks are on one device, threads of a replica share the result of an `all_gather`; on several devices each
 /// has a copy. With experts or columns spread over ranks, each part of the ranks has its own, so nothing is counted as
 /// shared.
-fn together(config: &Config, ranks: &[Rows], shares: bool) -> Rows {
+fn together(config: &Config, ranks: &[MemoryRows], shares: bool) -> MemoryRows {
     let of_replica = (config.parallel.gpus / config.parallel.pp / config.fsdp().replicas()).max(1);
-    let mut all = ranks.iter().fold(Rows::default(), |sum, rows| sum.with(*rows, |sum, bytes| sum + bytes));
+    let mut all = ranks.iter().fold(MemoryRows::default(), |sum, rows| sum.with(*rows, |sum, bytes| sum + bytes));
     if shares && config.parallel.ep * config.parallel.tp == 1 {
-        let most_of = |ranks: &[Rows], row: Row| ranks.iter().map(|rows| rows[row]).fold(0.0, f64::max);
+        let most_of = |ranks: &[MemoryRows], row: Row| ranks.iter().map(|rows| rows[row]).fold(0.0, f64::max);
         // Each stage and each replica has its own.
         let most = |row: Row| ranks.chunks(of_replica).map(|replica| most_of(replica, row)).sum::<f64>();
         all[Row::Gathered] = most(Row::Gathered);

@@ -20,7 +20,7 @@ pub enum Row {
 
 /// Bytes of each row, as floats because integers would overflow for absurdly large models.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Rows([f64; Row::ALL.len()]);
+pub struct MemoryRows([f64; Row::ALL.len()]);
 
 impl Row {
     pub const ALL: [Self; 8] = [
@@ -39,7 +39,7 @@ impl Row {
     }
 }
 
-impl Rows {
+impl MemoryRows {
     pub fn total(&self) -> f64 {
         self.0.iter().sum()
     }
@@ -65,7 +65,7 @@ impl Rows {
     }
 }
 
-impl Index<Row> for Rows {
+impl Index<Row> for MemoryRows {
     type Output = f64;
 
     fn index(&self, row: Row) -> &f64 {
@@ -73,7 +73,7 @@ impl Index<Row> for Rows {
     }
 }
 
-impl IndexMut<Row> for Rows {
+impl IndexMut<Row> for MemoryRows {
     fn index_mut(&mut self, row: Row) -> &mut f64 {
         &mut self.0[row as usize]
     }

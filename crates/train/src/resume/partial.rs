@@ -64,7 +64,7 @@ impl Partial {
 }
 
 /// The initial values of a part; AdamW's moments are 0, as before the first step.
-pub(super) fn drawn(initial: &Initial, wanted: &Part, has_moments: bool) -> PartValues {
+pub(super) fn initial_values(initial: &Initial, wanted: &Part, has_moments: bool) -> PartValues {
     let runs: Vec<_> = wanted.region.runs(&wanted.shape, wanted.range.clone()).collect();
     let param = initial.values(&wanted.name, &runs);
     let zeros = |moment: &str| (moment.to_string(), vec![0.0; param.len()]);

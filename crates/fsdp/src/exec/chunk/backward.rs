@@ -4,7 +4,7 @@ use super::{Graph, Micro, Runner, Saved};
 use crate::api::activations::Tensors;
 use crate::api::call::{Activation, Loss};
 use crate::api::call::{Output, add};
-use crate::exec::wire;
+use crate::exec::point_to_point;
 use crate::groups::comm_thread::Pending;
 use crate::shard::memory::{Category, Counted, MemoryGuard, bytes};
 use crate::shard::modules::BoundModules;
@@ -54,7 +54,7 @@ impl<B> Runner<'_, B> {
                 ahead = next.map(|next| self.gather(next));
             }
             if i + 1 < calls.end && self.is_mine(i) && !self.is_mine(i + 1) {
-                cotangent = Some(wire::recv(self.world, self.owner(i + 1), self.calls[i].returns())?);
+                cotangent = Some(point_to_point::recv(self.world, self.owner(i + 1), self.calls[i].returns())?);
             }
             let gradients = match self.restore(i, call, again, micro.batch) {
                 Some((Graph { bound, x, output, _held }, weights)) => {
@@ -69,7 +69,7 @@ impl<B> Runner<'_, B> {
                 None => None,
             };
             if let Some(cotangent) = cotangent.take_if(|_| i > calls.start && !self.is_mine(i - 1)) {
-                wire::send(self.world, &cotangent, self.owner(i - 1))?;
+                point_to_point::send(self.world, &cotangent, self.owner(i - 1))?;
             }
             if prefetch == Prefetch::Post && ahead.is_none() {
                 ahead = next.map(|next| self.gather(next));

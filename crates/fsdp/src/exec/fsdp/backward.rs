@@ -63,7 +63,7 @@ impl<B: 'static> Backward<'_, B> {
         (self.losses, self.times) = fsdp.interpreter(pipeline).train(micro_batches, &scales)?;
         let through = Instant::now();
         // Each stage has the gradients of its own calls.
-        fsdp.units.iter_mut().try_for_each(|unit| unit.sum_over_holders(&fsdp.streams))?;
+        fsdp.units.iter_mut().try_for_each(|unit| unit.sum_over_stages(&fsdp.streams))?;
         self.times.waiting += through.elapsed(); // for the stages that finish last
         Ok(())
     }

@@ -75,7 +75,7 @@ impl FlatShard {
 
     /// Sums the gradient over the stages that hold the unit, if there are several. Pass the result to
     /// [`set_gradient`](Self::set_gradient).
-    pub fn sum_over_holders(&mut self, streams: &CommStreams) -> Option<Pending<Counted>> {
+    pub fn sum_over_stages(&mut self, streams: &CommStreams) -> Option<Pending<Counted>> {
         let tie = self.tie()?;
         let (gradient, plan) = (self.gradient.take()?, self.plan.clone());
         Some(streams.reduce.submit(move |groups| {

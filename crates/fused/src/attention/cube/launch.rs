@@ -1,6 +1,6 @@
 //! Selection and launch of the attention kernels for a problem.
 
-use super::rows::{Rows, rule_launch};
+use super::rows::{HeadRows, rule_launch};
 use super::{Backward, Problem, mma, simt};
 use crate::cube::launch::{Elements, address_type, empty, units};
 use burn::backend::cubecl::dtype_to_elem_type;
@@ -12,14 +12,14 @@ use cubecl::prelude::*;
 /// The kernels that multiply the matrices.
 enum Body {
     /// Portable kernels, with the number of elements per load and store.
-    Simt(simt::Shape, usize),
-    Mma(mma::Shape),
+    Simt(simt::SimtShape, usize),
+    Mma(mma::MmaShape),
 }
 
 impl Body {
     /// Chooses tensor cores if the device has them for this dtype, and widths, strides and the number of sums suit
     /// them.
-    fn of<const N: usize>(problem: &Problem, gradients: [(&Rows, usize); N]) -> Self {
+    fn of<const N: usize>(problem: &Problem, gradients: [(&HeadRows, usize); N]) -> Self {
         let widths = problem.widths;
         let inputs = [(&problem.q, widths.qk()), (&problem.k, widths.nope), (&problem.v, widths.v)];
         // The rotated part of a query begins inside of its row.
@@ -31,7 +31,7 @@ impl Body {
         let (hardware, matmul) = (&properties.hardware, &properties.features.matmul);
         let (element, dropout) = (dtype_to_elem_type(dtype), problem.rule.dropout.is_some());
         let documents = problem.documents();
-        let shape = mma::Shape { widths, dropout, documents };
+        let shape = mma::MmaShape { widths, dropout, documents };
         let wanted =
             MmaConfig { a_type: element, b_type: element, cd_type: f32::elem_type_native(), m: 16, n: 8, k: 16 };
         if vector == mma::VECTOR
@@ -47,7 +47,7 @@ impl Body {
         }
         // Large tiles bring little on CubeCL's CPU runtime.
         let tiles = if hardware.num_cpu_cores.is_some() { [16, 8, 4].as_slice() } else { &[64, 32, 16, 8, 4] };
-        let shapes = tiles.iter().map(|tile| simt::Shape { widths, tile: *tile, dropout, documents });
+        let shapes = tiles.iter().map(|tile| simt::SimtShape { widths, tile: *tile, dropout, documents });
         let shape = shapes.into_iter().find(|shape| shape.shared_memory() <= hardware.max_shared_memory_size);
         let shape = shape.unwrap_or_else(|| panic!("attention: {widths:?} do not fit into the device's shared memory"));
         Self::Simt(shape, vector)
@@ -98,7 +98,7 @@ macro_rules! launch {
     }};
 }
 
-pub(super) fn forward(problem: &Problem, y: &Rows, l: &CubeTensor) {
+pub(super) fn forward(problem: &Problem, y: &HeadRows, l: &CubeTensor) {
     let body = &Body::of(problem, [(y, problem.widths.v)]);
     launch!(forward::attention_forward, body, problem, [problem.heads, problem.t], buffers: [y.tensor, l], rows: [y]);
 }

@@ -42,7 +42,7 @@ use burn_cubecl::ops::permute;
 use burn_cubecl::tensor::CubeTensor;
 #[cfg(feature = "offline")]
 pub(crate) use offline::cases;
-use rows::{Rows, Widths};
+use rows::{HeadRows, Widths};
 
 /// The inputs of an attention.
 struct Problem {
@@ -54,11 +54,11 @@ struct Problem {
     s: usize,
     widths: Widths,
     rule: AttentionRule,
-    q: Rows,
-    k: Rows,
-    v: Rows,
+    q: HeadRows,
+    k: HeadRows,
+    v: HeadRows,
     /// Arbitrary rows and an arbitrary table if nothing is rotated.
-    k_rope: Rows,
+    k_rope: HeadRows,
     table: [CubeTensor; 2],
     /// The first key that each query sees, `[b, t]`, i32. Empty if all queries see keys from the first on.
     first_keys: CubeTensor,
@@ -66,12 +66,12 @@ struct Problem {
 
 /// The further inputs of the backward, and the gradients that it sets.
 struct Backward {
-    d_y: Rows,
+    d_y: HeadRows,
     l: CubeTensor,
     delta: CubeTensor,
-    d_q: Rows,
-    d_k: Rows,
-    d_v: Rows,
+    d_q: HeadRows,
+    d_k: HeadRows,
+    d_v: HeadRows,
     /// Per head, `[b, kv_heads, s, rope]`, in f32 and still rotated; arbitrary if nothing is rotated.
     d_k_rope: CubeTensor,
 }
@@ -103,7 +103,7 @@ impl Problem {
     }
 
     /// Sets the gradients. Returns the rotated key's gradient of each head.
-    fn backward(&self, [y, d_y]: [CubeTensor; 2], l: CubeTensor, [d_q, d_k, d_v]: [Rows; 3]) -> CubeTensor {
+    fn backward(&self, [y, d_y]: [CubeTensor; 2], l: CubeTensor, [d_q, d_k, d_v]: [HeadRows; 3]) -> CubeTensor {
         let (y, d_y) = (into_contiguous(y), into_contiguous(d_y));
         let l = contiguous(l, DType::F32);
         let d_k_rope = empty(&y, [self.b, self.kv_heads, self.s, self.widths.rope.max(1)], DType::F32);
@@ -116,8 +116,8 @@ impl Problem {
     }
 
     /// The rows of `[b, t, heads, v]`.
-    fn output(&self, y: &CubeTensor) -> Rows {
-        Rows::by_position(y, [self.t, self.heads, self.widths.v], 0)
+    fn output(&self, y: &CubeTensor) -> HeadRows {
+        HeadRows::by_position(y, [self.t, self.heads, self.widths.v], 0)
     }
 }
 
@@ -180,7 +180,7 @@ impl AttentionBackwardOps for CubeBackend {
                 0 => zeros_client(like.client.clone(), like.device.clone(), shape.into(), like.dtype),
                 _ => empty(like, shape, like.dtype),
             };
-            Rows::by_position(&gradient, [rows, heads, width], 0)
+            HeadRows::by_position(&gradient, [rows, heads, width], 0)
         });
         problem.backward([y, d_y], l, gradients.clone());
         let [d_q, d_k, d_v] = gradients.map(|gradient| permute(gradient.tensor, &[0, 2, 1, 3]));
@@ -216,7 +216,7 @@ impl AttentionBackwardOps for CubeBackend {
         let [d_q, d_kv] = [&q, &kv].map(|x| empty::<3>(x, x.shape().dims(), x.dtype));
         let problem = latent([q, kv, k_rope], [cos, sin], first_keys, rule);
         let [d_k, d_v] = two(&d_kv, problem.t, rule);
-        let to_q = Rows::by_position(&d_q, [problem.t, rule.heads, rule.nope + rule.rope], 0);
+        let to_q = HeadRows::by_position(&d_q, [problem.t, rule.heads, rule.nope + rule.rope], 0);
         let of_heads = problem.backward([y, d_y], l, [to_q, d_k, d_v]);
         let d_k_rope = small::sum_heads(&problem, &of_heads, d_q.dtype);
         (d_q, d_kv, d_k_rope)
@@ -232,7 +232,7 @@ fn lying_together(first_keys: CubeTensor) -> CubeTensor {
 fn unrotated(
     [b, heads, kv_heads, t, s]: [usize; 5],
     [nope, width]: [usize; 2],
-    [q, k, v]: [Rows; 3],
+    [q, k, v]: [HeadRows; 3],
     first_keys: CubeTensor,
     rule: AttentionRule,
 ) -> Problem {
@@ -260,16 +260,16 @@ fn separate([q, k, v]: [CubeTensor; 3], first_keys: CubeTensor, rule: AttentionR
     let ([b, heads, t, nope], [_, kv_heads, s, width]) = (q.shape().dims(), v.shape().dims());
     let [q, k, v] = [q, k, v].map(|x| {
         let x = if x.meta.strides()[3] == 1 { x } else { into_contiguous(x) };
-        Rows::by_head(x)
+        HeadRows::by_head(x)
     });
     unrotated([b, heads, kv_heads, t, s], [nope, width], [q, k, v], first_keys, rule)
 }
 
 /// Queries, keys and values in a contiguous `[b, t, 3, heads, d]`.
-fn three(qkv: &CubeTensor, heads: usize) -> [Rows; 3] {
+fn three(qkv: &CubeTensor, heads: usize) -> [HeadRows; 3] {
     let [_, t, width] = qkv.shape().dims();
     let d = width / 3 / heads;
-    [0, 1, 2].map(|i| Rows { tensor: qkv.clone(), first: i * heads * d, strides: [t * width, d, width] })
+    [0, 1, 2].map(|i| HeadRows { tensor: qkv.clone(), first: i * heads * d, strides: [t * width, d, width] })
 }
 
 fn of_one_product(qkv: CubeTensor, first_keys: CubeTensor, heads: usize, rule: AttentionRule) -> Problem {
@@ -279,8 +279,8 @@ fn of_one_product(qkv: CubeTensor, first_keys: CubeTensor, heads: usize, rule: A
 }
 
 /// Keys and values, or their gradients, in a contiguous `[b, t, heads (nope + v)]`.
-fn two(kv: &CubeTensor, t: usize, rule: LatentRule) -> [Rows; 2] {
-    [0, rule.nope].map(|column| Rows::by_position(kv, [t, rule.heads, rule.nope + rule.v], column))
+fn two(kv: &CubeTensor, t: usize, rule: LatentRule) -> [HeadRows; 2] {
+    [0, rule.nope].map(|column| HeadRows::by_position(kv, [t, rule.heads, rule.nope + rule.v], column))
 }
 
 fn latent(
@@ -293,8 +293,8 @@ fn latent(
     let [q, kv, k_rope] = [q, kv, k_rope].map(into_contiguous);
     let LatentRule { heads, nope, rope, v: width, attention } = rule;
     let [k, v] = two(&kv, t, rule);
-    let q = Rows::by_position(&q, [t, heads, nope + rope], 0);
-    let k_rope = Rows { tensor: k_rope, first: 0, strides: [t * rope, 0, rope] };
+    let q = HeadRows::by_position(&q, [t, heads, nope + rope], 0);
+    let k_rope = HeadRows { tensor: k_rope, first: 0, strides: [t * rope, 0, rope] };
     let table = table.map(|table| contiguous(table, DType::F32));
     let widths = Widths { nope, rope, v: width };
     let first_keys = lying_together(first_keys);

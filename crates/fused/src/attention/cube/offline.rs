@@ -67,13 +67,13 @@ fn simt_cases(
     vector: usize,
     dtype: ElemType,
 ) -> [KernelCase; 3] {
-    let shape = simt::Shape { widths, tile, dropout, documents };
+    let shape = simt::SimtShape { widths, tile, dropout, documents };
     let dim = CubeDim::new_1d(shape.units() as u32);
     cases!(simt, name, dim, vector, shape, dtype)
 }
 
 fn mma_cases(name: &str, widths: Widths, [dropout, documents]: [bool; 2], dtype: ElemType) -> [KernelCase; 3] {
-    let shape = mma::Shape { widths, dropout, documents };
+    let shape = mma::MmaShape { widths, dropout, documents };
     let dim = CubeDim::new_1d(mma::UNITS as u32);
     cases!(mma, name, dim, shape, dtype).map(|case| case.instructions(&["HMMA", "LDSM"]))
 }

@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 
 /// Rows of heads in a tensor. The elements of a row are contiguous.
 #[derive(Clone)]
-pub(super) struct Rows {
+pub(super) struct HeadRows {
     pub tensor: CubeTensor,
     /// The first element of the first row.
     pub first: usize,
@@ -17,7 +17,7 @@ pub(super) struct Rows {
     pub strides: [usize; 3],
 }
 
-impl Rows {
+impl HeadRows {
     /// Rows of a `[b, heads, t, width]` tensor, in place.
     pub fn by_head(tensor: CubeTensor) -> Self {
         let strides = [0, 1, 2].map(|dim| tensor.meta.strides()[dim]);
@@ -45,7 +45,7 @@ impl Rows {
     }
 }
 
-/// [`Rows`] as a kernel argument.
+/// [`HeadRows`] as a kernel argument.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Strides {
     pub first: usize,

@@ -1,6 +1,6 @@
 //! Export of DeepSeek's `config.json`.
 
-use crate::hf::HfError;
+use crate::ModelError;
 use crate::{DeepSeekConfig, YarnConfig};
 use moe::{GroupMask, MoeConfig, ScoreFunc};
 use serde_json::{Value, json};
@@ -13,14 +13,14 @@ use serde_json::{Value, json};
 ///
 /// # Errors
 /// If neither model type computes what this model does.
-pub fn to_json(config: &DeepSeekConfig, moe: &MoeConfig) -> Result<Value, HfError> {
+pub fn to_json(config: &DeepSeekConfig, moe: &MoeConfig) -> Result<Value, ModelError> {
     let v3 = moe.score_func == ScoreFunc::Sigmoid;
     let has_experts = config.first_k_dense_replace < config.num_layers();
     if has_experts {
         if v3 { check_v3(moe)? } else { check_v2(moe)? }
     }
     if !v3 && !config.hidden_size.is_multiple_of(config.num_attention_heads) {
-        return Err(HfError::NotExpressible {
+        return Err(ModelError::NotExpressible {
             key: "model.hidden_size",
             reason: format!(
                 "{} is not a multiple of model.num_attention_heads {}, which transformers asks of deepseek_v2",
@@ -107,8 +107,8 @@ pub fn absent_shared_experts(config: &DeepSeekConfig, moe: &MoeConfig) -> Vec<(S
 
 /// V3 in transformers always applies the selection bias, scores a group by its two best experts, and never selects
 /// experts of other groups.
-fn check_v3(moe: &MoeConfig) -> Result<(), HfError> {
-    let refuse = |key, reason: &str| Err(HfError::NotExpressible { key, reason: reason.into() });
+fn check_v3(moe: &MoeConfig) -> Result<(), ModelError> {
+    let refuse = |key, reason: &str| Err(ModelError::NotExpressible { key, reason: reason.into() });
     if moe.num_experts / moe.n_group < 2 {
         return refuse("moe.n_group", "leaves groups of one expert, but deepseek_v3 scores a group by its best two");
     }
@@ -130,8 +130,8 @@ fn check_v3(moe: &MoeConfig) -> Result<(), HfError> {
 }
 
 /// V2 in transformers has no selection bias, and its gates are the scores.
-fn check_v2(moe: &MoeConfig) -> Result<(), HfError> {
-    let refuse = |key, reason: &str| Err(HfError::NotExpressible { key, reason: reason.into() });
+fn check_v2(moe: &MoeConfig) -> Result<(), ModelError> {
+    let refuse = |key, reason: &str| Err(ModelError::NotExpressible { key, reason: reason.into() });
     if moe.norm_topk_prob {
         return refuse(
             "moe.norm_topk_prob",

@@ -1,6 +1,7 @@
 //! Import of DeepSeek's `config.json`.
 
-use crate::hf::{Folder, HfError, is_silu};
+use crate::ModelError;
+use crate::hf::{Folder, is_silu};
 use crate::layers::mixture::validate_moe;
 use crate::{DeepSeekConfig, YarnConfig};
 use moe::{MoeConfig, ScoreFunc};
@@ -72,7 +73,7 @@ struct RopeJson {
 }
 
 /// Reads and validates `config.json`.
-pub fn config(folder: &Folder) -> Result<(DeepSeekConfig, MoeConfig), HfError> {
+pub fn config(folder: &Folder) -> Result<(DeepSeekConfig, MoeConfig), ModelError> {
     // Some files name the kind of rope under both keys.
     let mut json = folder.config().clone();
     for rope in ["rope_scaling", "rope_parameters"] {
@@ -92,11 +93,11 @@ pub fn config(folder: &Folder) -> Result<(DeepSeekConfig, MoeConfig), HfError> {
     let moe = moe_config(folder, &json)?;
     folder.check_sizes(&model)?;
     folder.check_sizes(&moe)?;
-    model.validate().and_then(|()| validate_moe(&moe)).map_err(|reason| folder.config_error(reason))?;
+    model.validate().and_then(|()| validate_moe(&moe)).map_err(|reason| folder.config_error(reason.to_string()))?;
     Ok((model, moe))
 }
 
-fn refuse_unsupported(folder: &Folder, json: &DeepSeekJson) -> Result<(), HfError> {
+fn refuse_unsupported(folder: &Folder, json: &DeepSeekJson) -> Result<(), ModelError> {
     let refuse = |what: String| Err(folder.config_error(format!("{what} is not supported")));
     if let Some(act) = json.hidden_act.as_deref().filter(|act| !is_silu(act)) {
         return refuse(format!("hidden_act \"{act}\""));
@@ -115,7 +116,7 @@ fn refuse_unsupported(folder: &Folder, json: &DeepSeekJson) -> Result<(), HfErro
     }
 }
 
-fn model_config(folder: &Folder, json: &DeepSeekJson) -> Result<DeepSeekConfig, HfError> {
+fn model_config(folder: &Folder, json: &DeepSeekJson) -> Result<DeepSeekConfig, ModelError> {
     let rope = json.rope_parameters.as_ref().or(json.rope_scaling.as_ref());
     let rope_scaling = match rope.map(|rope| (rope, rope.rope_type.as_deref().unwrap_or("default"))) {
         None | Some((_, "default")) => None,
@@ -160,7 +161,7 @@ fn mtp_depth(folder: &Folder, json: &DeepSeekJson) -> usize {
 
 /// Rejects multi-token prediction modules whose copies of the embedding and the output matrix differ from the model's,
 /// because Kiln shares those between all modules.
-pub fn check_copies(folder: &Folder, config: &DeepSeekConfig) -> Result<(), HfError> {
+pub fn check_copies(folder: &Folder, config: &DeepSeekConfig) -> Result<(), ModelError> {
     let shape = [config.vocab_size, config.hidden_size];
     (0..config.mtp_depth).map(|k| super::mtp_layer(config.num_hidden_layers, k)).try_for_each(|layer| {
         super::COPIES
@@ -171,7 +172,7 @@ pub fn check_copies(folder: &Folder, config: &DeepSeekConfig) -> Result<(), HfEr
 
 /// V3 routes by sigmoid with a selection bias. V2 routes by softmax, uses groups only if `topk_method` says so, and
 /// never divides the weights by their sum (transformers ignores `norm_topk_prob` there).
-fn moe_config(folder: &Folder, json: &DeepSeekJson) -> Result<MoeConfig, HfError> {
+fn moe_config(folder: &Folder, json: &DeepSeekJson) -> Result<MoeConfig, ModelError> {
     let v3 = json.model_type == "deepseek_v3";
     let grouped = match json.topk_method.as_deref().unwrap_or(if v3 { "noaux_tc" } else { "greedy" }) {
         "noaux_tc" if v3 => true,

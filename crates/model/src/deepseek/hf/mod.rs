@@ -6,8 +6,9 @@ mod import;
 pub(crate) use import::config;
 
 use super::parameters;
+use crate::ModelError;
 use crate::family::HuggingFace;
-use crate::hf::{Folder, HfError, Source};
+use crate::hf::{Folder, Source};
 use crate::{DeepSeekConfig, ParameterSpec};
 use export::{absent_shared_experts, to_json};
 use import::check_copies;
@@ -30,7 +31,7 @@ pub(super) struct DeepSeekFolder<'a> {
 }
 
 impl HuggingFace for DeepSeekFolder<'_> {
-    fn config(&self) -> Result<Value, HfError> {
+    fn config(&self) -> Result<Value, ModelError> {
         to_json(self.shape, self.moe)
     }
 
@@ -57,7 +58,7 @@ impl HuggingFace for DeepSeekFolder<'_> {
         absent_shared_experts(self.shape, self.moe)
     }
 
-    fn check(&self, folder: &Folder) -> Result<(), HfError> {
+    fn check(&self, folder: &Folder) -> Result<(), ModelError> {
         check_copies(folder, self.shape)
     }
 }

@@ -5,8 +5,8 @@ mod write;
 
 pub use write::Dtype;
 
-use super::HfError;
 use crate::Family;
+use crate::ModelError;
 use plan::{Tensor, Values, plan};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -69,8 +69,8 @@ pub fn export<E: Into<Box<dyn Error + Send + Sync>>>(
     model: &dyn Family,
     options: &ExportOptions,
     mut values: impl FnMut(&str) -> Result<Vec<f32>, E>,
-) -> Result<Summary, HfError> {
-    let format = model.hugging_face().ok_or_else(|| HfError::NotExpressible {
+) -> Result<Summary, ModelError> {
+    let format = model.hugging_face().ok_or_else(|| ModelError::NotExpressible {
         key: "model.type",
         reason: "transformers has no model of this type".into(),
     })?;
@@ -92,11 +92,11 @@ pub fn export<E: Into<Box<dyn Error + Send + Sync>>>(
     }
 
     if fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) {
-        return Err(HfError::NotEmpty { path: folder.into() });
+        return Err(ModelError::NotEmpty { path: folder.into() });
     }
     let partial = Partial::create(folder)?;
     let mut values = |path: &str| {
-        values(path).map_err(|error| HfError::Parameter { path: path.into(), reason: error.into().to_string() })
+        values(path).map_err(|error| ModelError::Parameter { path: path.into(), reason: error.into().to_string() })
     };
     let mut values = Values::new(&mut values);
     let summary = write_weights(&partial.path, &plan(model, &*format, options.dtype), options, &mut values)?;
@@ -114,7 +114,7 @@ fn write_weights(
     tensors: &[Tensor],
     options: &ExportOptions,
     values: &mut Values<'_>,
-) -> Result<Summary, HfError> {
+) -> Result<Summary, ModelError> {
     let shards = shards(tensors, options.max_shard_bytes);
     let name = |i: usize| match shards.len() {
         1 => "model.safetensors".to_string(),
@@ -152,16 +152,16 @@ fn shards(tensors: &[Tensor], max_bytes: u64) -> Vec<&[Tensor]> {
     shards
 }
 
-fn write_json(path: &Path, value: &Value) -> Result<(), HfError> {
+fn write_json(path: &Path, value: &Value) -> Result<(), ModelError> {
     write_synced(path, (serde_json::to_string_pretty(value).expect("JSON has a text") + "\n").as_bytes())
 }
 
-fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), HfError> {
+fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), ModelError> {
     let write = || {
         fs::write(path, bytes)?;
         File::open(path)?.sync_all()
     };
-    write().map_err(|source| HfError::Write { path: path.into(), source })
+    write().map_err(|source| ModelError::Write { path: path.into(), source })
 }
 
 /// A folder being written; deleted unless it is renamed.
@@ -170,7 +170,7 @@ struct Partial {
 }
 
 impl Partial {
-    fn create(folder: &Path) -> Result<Self, HfError> {
+    fn create(folder: &Path) -> Result<Self, ModelError> {
         // Built from the name because the path may end in a slash.
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
         let path = folder.with_file_name(format!("{name}.partial"));
@@ -182,12 +182,12 @@ impl Partial {
         };
         match create() {
             Ok(()) => Ok(Self { path }),
-            Err(_) if path.exists() => Err(HfError::NotEmpty { path }), // an interrupted or a concurrent export
-            Err(source) => Err(HfError::Write { path, source }),
+            Err(_) if path.exists() => Err(ModelError::NotEmpty { path }), // an interrupted or a concurrent export
+            Err(source) => Err(ModelError::Write { path, source }),
         }
     }
 
-    fn rename(self, folder: &Path) -> Result<(), HfError> {
+    fn rename(self, folder: &Path) -> Result<(), ModelError> {
         let rename = || {
             File::open(&self.path)?.sync_all()?;
             if folder.exists() {
@@ -197,7 +197,7 @@ impl Partial {
             let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
             File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
         };
-        rename().map_err(|source| HfError::Write { path: folder.into(), source })
+        rename().map_err(|source| ModelError::Write { path: folder.into(), source })
     }
 }
 

@@ -1,6 +1,7 @@
 //! The tensors of an export and where their values come from.
 
-use super::{Dtype, HfError};
+use super::Dtype;
+use crate::ModelError;
 use crate::hf::Source;
 use crate::hf::load::transpose;
 use crate::{Family, HuggingFace, ParameterSpec};
@@ -76,7 +77,7 @@ fn copies(tensors: &[Tensor], name: &str) -> Content {
 }
 
 /// Reads the values of the parameter at a path.
-pub type ReadParameter<'a> = dyn FnMut(&str) -> Result<Vec<f32>, HfError> + 'a;
+pub type ReadParameter<'a> = dyn FnMut(&str) -> Result<Vec<f32>, ModelError> + 'a;
 
 /// Reads tensors and caches the last parameter, because several tensors may be cut from it.
 pub struct Values<'a> {
@@ -89,7 +90,7 @@ impl<'a> Values<'a> {
         Self { of, kept: None }
     }
 
-    pub fn of(&mut self, tensor: &Tensor) -> Result<Vec<f32>, HfError> {
+    pub fn of(&mut self, tensor: &Tensor) -> Result<Vec<f32>, ModelError> {
         let n = tensor.elements();
         match &tensor.content {
             Content::Zeros => Ok(vec![0.0; n]),
@@ -110,7 +111,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    fn read(&mut self, path: &str) -> Result<&[f32], HfError> {
+    fn read(&mut self, path: &str) -> Result<&[f32], ModelError> {
         if self.kept.as_ref().is_none_or(|(kept, _)| kept != path) {
             self.kept = None; // released before the next one is read
             self.kept = Some((path.into(), (self.of)(path)?));
@@ -119,6 +120,6 @@ impl<'a> Values<'a> {
     }
 }
 
-fn wrong_length(path: &str, found: usize, shape: &[usize]) -> HfError {
-    HfError::Parameter { path: path.into(), reason: format!("{found} values do not fill {shape:?}") }
+fn wrong_length(path: &str, found: usize, shape: &[usize]) -> ModelError {
+    ModelError::Parameter { path: path.into(), reason: format!("{found} values do not fill {shape:?}") }
 }

@@ -1,7 +1,7 @@
 //! Writing safetensors files.
 
 use super::plan::{Content, Tensor, Values};
-use crate::hf::HfError;
+use crate::ModelError;
 use half::{bf16, f16};
 use serde_json::{Map, json};
 use std::fs::File;
@@ -66,11 +66,11 @@ impl Dtype {
 }
 
 /// Writes a safetensors file: the length of the JSON header in 8 bytes, the header, then the tensors.
-pub fn write_shard(path: &Path, tensors: &[Tensor], values: &mut Values<'_>) -> Result<(), HfError> {
+pub fn write_shard(path: &Path, tensors: &[Tensor], values: &mut Values<'_>) -> Result<(), ModelError> {
     // Wide types first, so that each tensor starts at a multiple of its element size.
     let mut tensors: Vec<&Tensor> = tensors.iter().collect();
     tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.size()));
-    let io = |source| HfError::Write { path: path.into(), source };
+    let io = |source| ModelError::Write { path: path.into(), source };
     let mut file = BufWriter::new(File::create(path).map_err(io)?);
     let header = header(&tensors);
     file.write_all(&(header.len() as u64).to_le_bytes()).and_then(|()| file.write_all(&header)).map_err(io)?;
@@ -86,7 +86,7 @@ pub fn write_shard(path: &Path, tensors: &[Tensor], values: &mut Values<'_>) -> 
                 Dtype::F32 | Dtype::BF16 => "bf16: export as fp32",
             };
             let reason = format!("{value:e} is too large for {remedy}");
-            return Err(HfError::Parameter { path, reason });
+            return Err(ModelError::Parameter { path, reason });
         }
         tensor.dtype.write(&values, &mut file).map_err(io)?;
     }

@@ -2,7 +2,7 @@
 
 use super::rope;
 use crate::LlamaConfig;
-use crate::hf::HfError;
+use crate::ModelError;
 use moe::{MoeConfig, ScoreFunc};
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ pub(super) fn model_type(config: &LlamaConfig, moe: Option<&MoeConfig>) -> &'sta
 ///
 /// # Errors
 /// If no model type computes what this model does.
-pub(super) fn to_json(config: &LlamaConfig, moe: Option<&MoeConfig>) -> Result<Value, HfError> {
+pub(super) fn to_json(config: &LlamaConfig, moe: Option<&MoeConfig>) -> Result<Value, ModelError> {
     let (kind, moe) = (model_type(config, moe), with_experts(config, moe));
     check(config, moe, kind)?;
     let window = config.sliding_window.filter(|_| has_window(config));
@@ -111,8 +111,8 @@ fn has_window(config: &LlamaConfig) -> bool {
     (0..config.num_hidden_layers).any(|layer| config.window(layer).is_some())
 }
 
-fn check(config: &LlamaConfig, moe: Option<&MoeConfig>, kind: &str) -> Result<(), HfError> {
-    let refuse = |key, reason: String| Err(HfError::NotExpressible { key, reason });
+fn check(config: &LlamaConfig, moe: Option<&MoeConfig>, kind: &str) -> Result<(), ModelError> {
+    let refuse = |key, reason: String| Err(ModelError::NotExpressible { key, reason });
     if config.qkv_bias && kind != "qwen2" {
         return refuse(
             "model.qkv_bias",

@@ -2,7 +2,8 @@
 
 use super::rope;
 use crate::LlamaConfig;
-use crate::hf::{Folder, HfError, is_silu};
+use crate::ModelError;
+use crate::hf::{Folder, is_silu};
 use crate::layers::mixture::validate_moe;
 use moe::{MoeConfig, ScoreFunc};
 use serde::Deserialize;
@@ -44,7 +45,7 @@ struct LlamaJson {
 }
 
 /// Reads and validates `config.json`. Sizes are required; other keys that it lacks have transformers' defaults.
-pub(crate) fn config(folder: &Folder) -> Result<(LlamaConfig, Option<MoeConfig>), HfError> {
+pub(crate) fn config(folder: &Folder) -> Result<(LlamaConfig, Option<MoeConfig>), ModelError> {
     let json: LlamaJson = folder.keys(folder.config(), "")?;
     refuse_unsupported(folder, &json)?;
     let kind = &json.model_type[..];
@@ -83,14 +84,14 @@ pub(crate) fn config(folder: &Folder) -> Result<(LlamaConfig, Option<MoeConfig>)
     folder.check_sizes(&model)?;
     moe.as_ref().map_or(Ok(()), |moe| folder.check_sizes(moe))?;
     let valid = model.validate().and_then(|()| moe.as_ref().map_or(Ok(()), validate_moe));
-    valid.map_err(|reason| folder.config_error(reason))?;
+    valid.map_err(|reason| folder.config_error(reason.to_string()))?;
     if moe.is_some() {
         model.mlp_only_layers = dense_layers(folder, &json)?; // listed when the number of layers is known to be small
     }
     Ok((model, moe))
 }
 
-fn refuse_unsupported(folder: &Folder, json: &LlamaJson) -> Result<(), HfError> {
+fn refuse_unsupported(folder: &Folder, json: &LlamaJson) -> Result<(), ModelError> {
     let refuse = |what: String| Err(folder.config_error(format!("{what} is not supported")));
     if let Some(act) = json.hidden_act.as_deref().filter(|act| !is_silu(act)) {
         return refuse(format!("hidden_act \"{act}\""));
@@ -107,7 +108,7 @@ fn refuse_unsupported(folder: &Folder, json: &LlamaJson) -> Result<(), HfError> 
 }
 
 /// The window, and the number of leading layers without it.
-fn windows(folder: &Folder, json: &LlamaJson) -> Result<(Option<usize>, usize), HfError> {
+fn windows(folder: &Folder, json: &LlamaJson) -> Result<(Option<usize>, usize), ModelError> {
     let window = match folder.config().get("sliding_window") {
         None if json.model_type != "mixtral" => Some(4096),
         _ => json.sliding_window,
@@ -129,7 +130,7 @@ fn windows(folder: &Folder, json: &LlamaJson) -> Result<(Option<usize>, usize), 
 }
 
 /// The number of leading layers that `layer_types` gives no window; all others must have one.
-fn layers_without_window(folder: &Folder, json: &LlamaJson) -> Result<Option<usize>, HfError> {
+fn layers_without_window(folder: &Folder, json: &LlamaJson) -> Result<Option<usize>, ModelError> {
     let Some(types) = &json.layer_types else { return Ok(None) };
     if types.len() != json.num_hidden_layers {
         let (found, layers) = (types.len(), json.num_hidden_layers);
@@ -146,7 +147,7 @@ fn layers_without_window(folder: &Folder, json: &LlamaJson) -> Result<Option<usi
 }
 
 /// The experts: softmax over all of them, the best ones chosen, and their weights divided by the sum.
-fn moe_config(folder: &Folder, json: &LlamaJson) -> Result<Option<MoeConfig>, HfError> {
+fn moe_config(folder: &Folder, json: &LlamaJson) -> Result<Option<MoeConfig>, ModelError> {
     let mixtral = json.model_type == "mixtral";
     if !mixtral && json.model_type != "qwen3_moe" {
         return Ok(None);
@@ -171,7 +172,7 @@ fn moe_config(folder: &Folder, json: &LlamaJson) -> Result<Option<MoeConfig>, Hf
 }
 
 /// The layers of a Qwen3-MoE without experts, in order.
-fn dense_layers(folder: &Folder, json: &LlamaJson) -> Result<Vec<usize>, HfError> {
+fn dense_layers(folder: &Folder, json: &LlamaJson) -> Result<Vec<usize>, ModelError> {
     let listed: BTreeSet<usize> = json.mlp_only_layers.iter().flatten().copied().collect();
     let step = json.decoder_sparse_step.unwrap_or(1);
     if step == 0 {

@@ -8,8 +8,9 @@ mod rope;
 pub(crate) use import::config;
 
 use super::parameters;
+use crate::ModelError;
 use crate::family::HuggingFace;
-use crate::hf::{Folder, HfError, Source};
+use crate::hf::{Folder, Source};
 use crate::{LlamaConfig, ParameterSpec};
 use export::{model_type, to_json};
 use moe::MoeConfig;
@@ -33,7 +34,7 @@ impl<'a> LlamaFolder<'a> {
 }
 
 impl HuggingFace for LlamaFolder<'_> {
-    fn config(&self) -> Result<Value, HfError> {
+    fn config(&self) -> Result<Value, ModelError> {
         to_json(self.shape, self.moe)
     }
 
@@ -46,7 +47,7 @@ impl HuggingFace for LlamaFolder<'_> {
     }
 
     /// transformers does not tie an output matrix that differs from the embedding, whatever `config.json` says.
-    fn check(&self, folder: &Folder) -> Result<(), HfError> {
+    fn check(&self, folder: &Folder) -> Result<(), ModelError> {
         let (copy, shape) = ("lm_head.weight", [self.shape.vocab_size, self.shape.hidden_size]);
         match self.shape.tie_word_embeddings && folder.has(copy) {
             true => folder.check_copy(copy, "model.embed_tokens.weight", &shape),

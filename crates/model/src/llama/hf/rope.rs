@@ -1,7 +1,8 @@
 //! Rotary positions in `config.json`: `rope_theta` and `rope_scaling` of the hub, or `rope_parameters` of
 //! transformers 5.
 
-use crate::hf::{Folder, HfError};
+use crate::ModelError;
+use crate::hf::Folder;
 use crate::{RopeScaling, RopeType};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -37,7 +38,7 @@ struct RopeJson {
 ///
 /// As in transformers, `rope_scaling` goes before `rope_parameters`, a base inside of them before one outside, and an
 /// original context outside before one inside.
-pub(super) fn read(folder: &Folder, theta: f64, context: usize) -> Result<(f64, Option<RopeScaling>), HfError> {
+pub(super) fn read(folder: &Folder, theta: f64, context: usize) -> Result<(f64, Option<RopeScaling>), ModelError> {
     let config = folder.config();
     let is_given = |key: &&str| !config[*key].is_null() && config[*key].as_object().is_none_or(|keys| !keys.is_empty());
     let section = ["rope_scaling", "rope_parameters"].into_iter().find(is_given);

@@ -18,7 +18,7 @@
 //! before it. 256 chunks make 8 strips of 32 counts that are loaded in parallel, where a single unit would load 256 one
 //! after another.
 
-use super::{DispatchOps, DispatchRule, Layout, Order};
+use super::{DispatchOps, DispatchRule, Order, RowLayout};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
@@ -61,8 +61,8 @@ impl DispatchOps for CubeBackend {
         let (counts, totals, begins) = (ints(groups * chunks * e), ints(groups * e), ints(groups * e));
         let capacity = rule.capacity.unwrap_or(usize::MAX).min(i32::MAX as usize) as i32;
         let (sorted, tile) = match rule.layout {
-            Layout::Capacity => (false, 1),
-            Layout::Sorted { tile } => (true, tile as i32),
+            RowLayout::Capacity => (false, 1),
+            RowLayout::Sorted { tile } => (true, tile as i32),
         };
         let choice_major = rule.order == Order::Choice;
         let (count, dim) = (CubeCount::Static((groups * chunks) as u32, 1, 1), CubeDim::new_1d(chunk_units as u32));
@@ -242,7 +242,7 @@ fn dispatch_scan_kernel(
     }
 }
 
-/// `sorted` stands for [`Layout::Sorted`].
+/// `sorted` stands for [`RowLayout::Sorted`].
 #[cube(launch)]
 fn dispatch_place_kernel(
     totals: &[i32],

@@ -9,8 +9,8 @@
 //! tokens 0 1 2, top-2: (A B) (A C) (C A)    capacity 2, choice-major:
 //!                                           A takes 0 1, then 2 is dropped; B takes 0; C takes 2, then 1
 //!
-//! Layout::Capacity       A: 0 1 | B: 0 - | C: 2 1                    [e, groups * capacity] rows; offsets 0 2 4 6
-//! Layout::Sorted tile 4  A: 0 1 - - | B: 0 - - - | C: 2 1 - - | ..   segments padded to whole tiles; offsets 0 4 8 12
+//! RowLayout::Capacity       A: 0 1 | B: 0 - | C: 2 1                    [e, groups * capacity] rows; offsets 0 2 4 6
+//! RowLayout::Sorted tile 4  A: 0 1 - - | B: 0 - - - | C: 2 1 - - | ..   segments padded to whole tiles; offsets 0 4 8 12
 //!
 //! row_of[p]          row of assignment p, -1 if dropped
 //! assignment_of[r]   assignment p in row r (token p % n, choice p / n), -1 if empty
@@ -61,7 +61,7 @@ impl Order {
 
 /// How rows are laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layout {
+pub enum RowLayout {
     /// `[e, groups * capacity]`: an expert's segment has room for all that it may take.
     Capacity,
     /// Segments of the rows that each expert takes, padded to a multiple of `tile` rows.
@@ -82,8 +82,8 @@ pub struct DispatchRule {
     pub capacity: Option<usize>,
     /// Which assignments come first.
     pub order: Order,
-    /// The layout of rows; [`Layout::Capacity`] needs a capacity.
-    pub layout: Layout,
+    /// The layout of rows; [`RowLayout::Capacity`] needs a capacity.
+    pub layout: RowLayout,
 }
 
 impl DispatchRule {
@@ -91,8 +91,8 @@ impl DispatchRule {
     pub fn rows(&self, n: usize, k: usize) -> usize {
         let limit = self.capacity.map_or(usize::MAX, |capacity| (self.experts * self.groups).saturating_mul(capacity));
         match self.layout {
-            Layout::Capacity => limit,
-            Layout::Sorted { tile } => {
+            RowLayout::Capacity => limit,
+            RowLayout::Sorted { tile } => {
                 let kept = limit.min(n * k);
                 (kept + self.experts.min(kept) * (tile - 1)) / tile * tile
             }
@@ -116,16 +116,16 @@ pub struct Dispatched {
 /// Places the assignments of `experts_kn`; -1 means no assignment.
 ///
 /// # Panics
-/// If the experts are not i32, if the tokens cannot be divided into `rule.groups`, if `Layout::Capacity` has no
+/// If the experts are not i32, if the tokens cannot be divided into `rule.groups`, if `RowLayout::Capacity` has no
 /// capacity, if a tile has no rows, or if the layout has more rows than fit an i32; on the CPU, if an expert is out of
 /// range.
 pub fn dispatch(experts_kn: Tensor<2, Int>, rule: DispatchRule) -> Dispatched {
     let (call, [k, n]) = (Call("dispatch"), experts_kn.dims());
     check_assignments(call, "experts", &experts_kn, rule.groups);
     call.that(rule.groups > 0, "0 groups");
-    let capacity = rule.layout != Layout::Capacity || rule.capacity.is_some();
-    call.that(capacity, "Layout::Capacity without a capacity");
-    call.that(rule.layout != Layout::Sorted { tile: 0 }, "tiles of 0 rows");
+    let capacity = rule.layout != RowLayout::Capacity || rule.capacity.is_some();
+    call.that(capacity, "RowLayout::Capacity without a capacity");
+    call.that(rule.layout != RowLayout::Sorted { tile: 0 }, "tiles of 0 rows");
     let rows = rule.rows(n, k);
     call.that(rows <= i32::MAX as usize, format_args!("a layout of {rows} rows, which an i32 does not count"));
     let device = experts_kn.device();
@@ -219,8 +219,10 @@ fn dispatch_cpu(experts: &[i32], n: usize, rule: &DispatchRule) -> Placed {
         let start = expert_offsets[expert];
         let mut row = start;
         for (group, next) in next[expert * groups..][..groups].iter_mut().enumerate() {
-            let count =
-                std::mem::replace(next, if rule.layout == Layout::Capacity { start + group * capacity } else { row });
+            let count = std::mem::replace(
+                next,
+                if rule.layout == RowLayout::Capacity { start + group * capacity } else { row },
+            );
             row += count;
         }
         expert_offsets.push(start + rule.segment_rows(*kept));
@@ -249,8 +251,8 @@ impl DispatchRule {
     /// Rows of the segment of an expert that takes `kept` assignments.
     fn segment_rows(&self, kept: usize) -> usize {
         match self.layout {
-            Layout::Capacity => self.groups * self.capacity.unwrap_or(0),
-            Layout::Sorted { tile } => kept.next_multiple_of(tile),
+            RowLayout::Capacity => self.groups * self.capacity.unwrap_or(0),
+            RowLayout::Sorted { tile } => kept.next_multiple_of(tile),
         }
     }
 }

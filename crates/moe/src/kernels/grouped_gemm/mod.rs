@@ -153,7 +153,7 @@ impl GroupedGemmOps for Flex {
         let q = if transposed { rows } else { columns };
         let (x, weight, expert_offsets) = (contiguous(&x), contiguous(&weight), contiguous(&expert_offsets));
         with_float!(x.dtype(), T => {
-            let y = grouped_gemm_cpu::<T>(slice(&x), slice(&weight), slice(&expert_offsets), Shape { p, q }, transposed);
+            let y = grouped_gemm_cpu::<T>(slice(&x), slice(&weight), slice(&expert_offsets), GroupShape { p, q }, transposed);
             float(y, [r, q])
         })
     }
@@ -168,7 +168,7 @@ impl GroupedGemmBackwardOps for Flex {
         let ([_, p], [_, q], [ends]) = (dims(&x), dims(&d_y), dims(&expert_offsets));
         let (x, d_y, expert_offsets) = (contiguous(&x), contiguous(&d_y), contiguous(&expert_offsets));
         with_float!(x.dtype(), T => {
-            let d_weight = grouped_gemm_weight_cpu::<T>(slice(&x), slice(&d_y), slice(&expert_offsets), Shape { p, q });
+            let d_weight = grouped_gemm_weight_cpu::<T>(slice(&x), slice(&d_y), slice(&expert_offsets), GroupShape { p, q });
             float(d_weight, [ends - 1, p, q])
         })
     }
@@ -222,7 +222,7 @@ pub fn tile_rows<const D: usize>(x: &Tensor<D>) -> usize {
 
 /// The shape of the matrices of a group.
 #[derive(Debug, Clone, Copy)]
-struct Shape {
+struct GroupShape {
     /// Width of `x`.
     pub p: usize,
     /// Width of `y`.
@@ -234,7 +234,7 @@ fn grouped_gemm_cpu<T: Element>(
     x: &[T],
     weight: &[T],
     expert_offsets: &[i32],
-    Shape { p, q }: Shape,
+    GroupShape { p, q }: GroupShape,
     transposed: bool,
 ) -> Vec<T> {
     check_expert_offsets(expert_offsets, x.len() / p);
@@ -257,7 +257,12 @@ fn grouped_gemm_cpu<T: Element>(
 }
 
 /// Computes `dW[e, p, q]`.
-fn grouped_gemm_weight_cpu<T: Element>(x: &[T], d_y: &[T], expert_offsets: &[i32], Shape { p, q }: Shape) -> Vec<T> {
+fn grouped_gemm_weight_cpu<T: Element>(
+    x: &[T],
+    d_y: &[T],
+    expert_offsets: &[i32],
+    GroupShape { p, q }: GroupShape,
+) -> Vec<T> {
     check_expert_offsets(expert_offsets, x.len() / p);
     let write = |d_weight: &mut [MaybeUninit<T>]| {
         let list = expert_offsets.windows(2).zip(d_weight.chunks_mut(p * q)).map(|(borders, c)| {

@@ -1,3 +1,5 @@
+//! Memory: allocations, bounds, races, and virtual ranges.
+
 use std::sync::Arc;
 
 use super::*;

@@ -2,7 +2,9 @@
 //! key.
 
 use super::super::rows::{Rule, Strides, first_key, probability, stage_statistics};
-use super::{CHUNK, Eight, Operand, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros};
+use super::{
+    CHUNK, Eight, MmaShape, Operand, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros,
+};
 use crate::cube::rounded;
 use cubecl::prelude::*;
 
@@ -29,7 +31,7 @@ pub fn attention_dkv<F: Float>(
     d_k_strides: Strides,
     d_v_strides: Strides,
     rule: Rule,
-    #[comptime] shape: Shape,
+    #[comptime] shape: MmaShape,
     #[define(F)] _dtype: ElemType,
 ) {
     let widths = comptime!(shape.widths);

@@ -2,7 +2,7 @@
 
 use super::super::rows::{Rule, Strides, first_key, probability};
 use super::{
-    CHUNK, Eight, Operand, SIDE, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros,
+    CHUNK, Eight, MmaShape, Operand, SIDE, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros,
 };
 use crate::cube::rounded;
 use cubecl::prelude::*;
@@ -27,7 +27,7 @@ pub fn attention_dq<F: Float>(
     y_strides: Strides,
     d_q_strides: Strides,
     rule: Rule,
-    #[comptime] shape: Shape,
+    #[comptime] shape: MmaShape,
     #[define(F)] _dtype: ElemType,
 ) {
     let widths = comptime!(shape.widths);

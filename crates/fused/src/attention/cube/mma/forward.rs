@@ -1,7 +1,7 @@
 //! The forward of [`simt`](super::super::simt) on tensor cores: scores, probabilities and sums stay in registers.
 
 use super::super::rows::{Rule, Strides, first_key, inverse, log_sum};
-use super::{Eight, Operand, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros};
+use super::{Eight, MmaShape, Operand, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros};
 use crate::cube::{plane, rounded};
 use cubecl::prelude::*;
 
@@ -22,7 +22,7 @@ pub fn attention_forward<F: Float>(
     k_rope_strides: Strides,
     y_strides: Strides,
     rule: Rule,
-    #[comptime] shape: Shape,
+    #[comptime] shape: MmaShape,
     #[define(F)] _dtype: ElemType,
 ) {
     let widths = comptime!(shape.widths);

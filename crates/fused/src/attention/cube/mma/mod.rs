@@ -52,14 +52,14 @@ pub(super) const VECTOR: usize = 8;
 
 /// The compile-time parameters of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Shape {
+pub(super) struct MmaShape {
     pub widths: Widths,
     pub dropout: bool,
     /// Whether documents are masked, so that a query may see only some of the keys before it.
     pub documents: bool,
 }
 
-impl Shape {
+impl MmaShape {
     /// Widths in shared memory of queries and keys, and of values.
     fn padded(self) -> [usize; 2] {
         [self.widths.qk(), self.widths.v].map(|width| width.next_multiple_of(SIDE))
@@ -81,23 +81,23 @@ impl Shape {
     }
 
     /// The columns of a whole row of values; the methods below return those of a query or key, and of its two parts.
-    fn values(self) -> Part {
-        Part { column: 0, width: self.widths.v, padded: self.padded()[1], pitch: pitch(self.padded()[1]) }
+    fn values(self) -> MmaColumns {
+        MmaColumns { column: 0, width: self.widths.v, padded: self.padded()[1], pitch: pitch(self.padded()[1]) }
     }
 
-    fn whole(self) -> Part {
-        Part { column: 0, width: self.widths.qk(), padded: self.padded()[0], pitch: pitch(self.padded()[0]) }
+    fn whole(self) -> MmaColumns {
+        MmaColumns { column: 0, width: self.widths.qk(), padded: self.padded()[0], pitch: pitch(self.padded()[0]) }
     }
 
-    fn nope(self) -> Part {
+    fn nope(self) -> MmaColumns {
         // A rotated part, if there is one, fills the columns that follow.
         let padded = if self.widths.rope > 0 { self.widths.nope } else { self.padded()[0] };
-        Part { width: self.widths.nope, padded, ..self.whole() }
+        MmaColumns { width: self.widths.nope, padded, ..self.whole() }
     }
 
-    fn rope(self) -> Part {
+    fn rope(self) -> MmaColumns {
         let column = self.widths.nope;
-        Part { column, width: self.widths.rope, padded: self.padded()[0] - column, ..self.whole() }
+        MmaColumns { column, width: self.widths.rope, padded: self.padded()[0] - column, ..self.whole() }
     }
 }
 
@@ -108,7 +108,7 @@ fn pitch(padded: usize) -> usize {
 
 /// Columns `column..column + width` of the rows of a tile; the columns from there to `column + padded` are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Part {
+struct MmaColumns {
     column: usize,
     width: usize,
     padded: usize,
@@ -132,7 +132,7 @@ fn stage<F: Float>(
     row: usize,
     end: usize,
     to: &mut [Eight<F>],
-    #[comptime] part: Part,
+    #[comptime] part: MmaColumns,
 ) {
     let first = strides.of(head);
     let vectors = comptime!(part.padded / VECTOR);
@@ -150,7 +150,14 @@ fn stage<F: Float>(
 
 /// Rotates each pair of the part by the angle of its position.
 #[cube]
-fn turn<F: Float>(rows: &mut [Eight<F>], cos: &[f32], sin: &[f32], row: usize, end: usize, #[comptime] part: Part) {
+fn turn<F: Float>(
+    rows: &mut [Eight<F>],
+    cos: &[f32],
+    sin: &[f32],
+    row: usize,
+    end: usize,
+    #[comptime] part: MmaColumns,
+) {
     let (vectors, pairs) = comptime!((part.width / VECTOR, part.width / 2));
     let mut i = UNIT_POS as usize;
     while i < comptime!(TILE * vectors) {
@@ -253,7 +260,7 @@ fn scores<F: Float>(
     b: &[Eight<F>],
     b_row: usize,
     #[comptime] columns: usize,
-    #[comptime] part: Part,
+    #[comptime] part: MmaColumns,
 ) -> Sums {
     let mut sums = zeros(columns);
     #[unroll]
@@ -277,7 +284,7 @@ fn add_product<F: Float>(
     b_row: usize,
     sums: &mut Sums,
     #[comptime] columns: usize,
-    #[comptime] part: Part,
+    #[comptime] part: MmaColumns,
 ) {
     #[unroll]
     for k in 0..comptime!(columns / SIDE) {

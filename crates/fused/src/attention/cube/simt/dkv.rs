@@ -10,7 +10,7 @@
 //! [`small`](super::super::small) sums them.
 
 use super::super::rows::{Rule, Strides, first_key, stage_statistics};
-use super::{Corner, Shape, Sum, clear, multiply, pitch, probabilities, put, stage, turn};
+use super::{Corner, SimtShape, Sum, clear, multiply, pitch, probabilities, put, stage, turn};
 use cubecl::prelude::*;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -36,7 +36,7 @@ pub fn attention_dkv<F: Float, N: Size>(
     d_k_strides: Strides,
     d_v_strides: Strides,
     rule: Rule,
-    #[comptime] shape: Shape,
+    #[comptime] shape: SimtShape,
     #[define(F)] _dtype: ElemType,
 ) {
     let (tile, widths) = comptime!((shape.tile, shape.widths));

@@ -5,7 +5,7 @@
 //! ```
 
 use super::super::rows::{Rule, Strides, first_key, stage_statistics};
-use super::{Corner, Shape, Sum, clear, multiply, probabilities, put, stage, turn};
+use super::{Corner, SimtShape, Sum, clear, multiply, probabilities, put, stage, turn};
 use cubecl::prelude::*;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -28,7 +28,7 @@ pub fn attention_dq<F: Float, N: Size>(
     y_strides: Strides,
     d_q_strides: Strides,
     rule: Rule,
-    #[comptime] shape: Shape,
+    #[comptime] shape: SimtShape,
     #[define(F)] _dtype: ElemType,
 ) {
     let (tile, widths) = comptime!((shape.tile, shape.widths));

@@ -11,7 +11,7 @@
 //! sum.
 
 use super::super::rows::{Rule, Strides, first_key, inverse, log_sum};
-use super::{Corner, PARTS, Shape, Sum, clear, multiply, pitch, put, stage, turn};
+use super::{Corner, PARTS, SimtShape, Sum, clear, multiply, pitch, put, stage, turn};
 use cubecl::prelude::*;
 
 /// The largest score of each row so far, the total of its exponentials, and the factor by which the last tile rescaled
@@ -43,7 +43,7 @@ pub fn attention_forward<F: Float, N: Size>(
     k_rope_strides: Strides,
     y_strides: Strides,
     rule: Rule,
-    #[comptime] shape: Shape,
+    #[comptime] shape: SimtShape,
     #[define(F)] _dtype: ElemType,
 ) {
     let (tile, widths) = comptime!((shape.tile, shape.widths));
@@ -131,7 +131,7 @@ fn softmax(
     first_keys: &[i32],
     rule: &Rule,
     start: u64,
-    #[comptime] shape: Shape,
+    #[comptime] shape: SimtShape,
 ) {
     let tile = comptime!(shape.tile);
     let mut i = UNIT_POS as usize;

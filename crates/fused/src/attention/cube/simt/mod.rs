@@ -36,7 +36,7 @@ const SIDE: usize = 4;
 
 /// The compile-time parameters of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Shape {
+pub(super) struct SimtShape {
     pub widths: Widths,
     /// Queries, and keys, per tile.
     pub tile: usize,
@@ -45,7 +45,7 @@ pub(super) struct Shape {
     pub documents: bool,
 }
 
-impl Shape {
+impl SimtShape {
     /// Length of a row of scores in shared memory.
     fn scores(self) -> usize {
         self.tile + 4
@@ -76,26 +76,26 @@ fn pitch(width: usize) -> usize {
 
 /// Columns `column..column + width` of a tile of `rows` rows in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Part {
+struct SimtColumns {
     rows: usize,
     width: usize,
     pitch: usize,
     column: usize,
 }
 
-impl Shape {
+impl SimtShape {
     /// A whole tile of rows of this width.
-    fn whole(self, width: usize) -> Part {
-        Part { rows: self.tile, width, pitch: pitch(width), column: 0 }
+    fn whole(self, width: usize) -> SimtColumns {
+        SimtColumns { rows: self.tile, width, pitch: pitch(width), column: 0 }
     }
 
     /// The unrotated part of a tile of queries or keys; [`rope`](Self::rope) is the rotated one.
-    fn nope(self) -> Part {
-        Part { width: self.widths.nope, ..self.whole(self.widths.qk()) }
+    fn nope(self) -> SimtColumns {
+        SimtColumns { width: self.widths.nope, ..self.whole(self.widths.qk()) }
     }
 
-    fn rope(self) -> Part {
-        Part { width: self.widths.rope, column: self.widths.nope, ..self.whole(self.widths.qk()) }
+    fn rope(self) -> SimtColumns {
+        SimtColumns { width: self.widths.rope, column: self.widths.nope, ..self.whole(self.widths.qk()) }
     }
 }
 
@@ -108,7 +108,7 @@ fn stage<F: Float, N: Size>(
     row: usize,
     end: usize,
     to: &mut [f32],
-    #[comptime] part: Part,
+    #[comptime] part: SimtColumns,
 ) {
     let first = strides.of(head);
     let vector = N::value();
@@ -136,7 +136,7 @@ fn put<F: Float, N: Size>(
     head: usize,
     row: usize,
     end: usize,
-    #[comptime] part: Part,
+    #[comptime] part: SimtColumns,
 ) {
     let first = strides.of(head);
     let vector = N::value();
@@ -163,7 +163,7 @@ fn turn(
     sin: &[f32],
     row: usize,
     end: usize,
-    #[comptime] part: Part,
+    #[comptime] part: SimtColumns,
     #[comptime] back: bool,
 ) {
     let pairs = comptime!(part.width / 2);
@@ -219,7 +219,7 @@ enum Sum {
     Scale,
 }
 
-impl Shape {
+impl SimtShape {
     /// `q k^T` or `dy v^T`, for rows of this width.
     fn scores_of(self, width: usize) -> Product {
         let (rows, pitch) = (self.tile, pitch(width));
@@ -303,7 +303,7 @@ fn probabilities(
     first_keys: &[i32],
     rule: &Rule,
     start: u64,
-    #[comptime] shape: Shape,
+    #[comptime] shape: SimtShape,
 ) {
     let tile = comptime!(shape.tile);
     let mut i = UNIT_POS as usize;

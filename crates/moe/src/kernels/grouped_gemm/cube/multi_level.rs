@@ -109,7 +109,7 @@ where
 {
     let client = &x.client;
     let ([r, p], [_, q], e) = (x.meta.shape().dims(), y.meta.shape().dims(), weight.meta.shape()[0]);
-    let shape = Shape { r, p, q, e, rows, transposed };
+    let shape = LaunchShape { r, p, q, e, rows, transposed };
     let element = dtype_to_elem_type(x.dtype);
     let problem = shape.problem(element, address_type([x, weight, y])).map_err(|error| format!("{error:?}"))?;
     let size = element.size();
@@ -155,7 +155,7 @@ where
 }
 
 /// The sizes of `x_rp`, `e` matrices and `y_rq`, in tiles of `rows` rows.
-struct Shape {
+struct LaunchShape {
     r: usize,
     p: usize,
     q: usize,
@@ -164,7 +164,7 @@ struct Shape {
     transposed: bool,
 }
 
-impl Shape {
+impl LaunchShape {
     /// Shapes and strides of the left side, the right side and the result.
     fn operands(&self) -> [([usize; 3], [usize; 3]); 3] {
         let Self { r, p, q, e, rows, transposed } = *self;
@@ -199,13 +199,13 @@ type Output<O> = <TensorOutput<O> as LaunchArg>::RuntimeArg;
 
 /// The tensors with the layouts by which a batch finds its part of them.
 fn arguments<L: CubePrimitive, R: CubePrimitive, O: CubePrimitive>(
-    shape: &Shape,
+    shape: &LaunchShape,
     tensors: [BufferBinding; 3],
     table: impl Fn() -> BufferArg,
     blueprint: &BatchMatmulBlueprint,
     vectors: &MatmulVectorSizes,
 ) -> (Inputs<L, R, O>, Output<O>) {
-    let Shape { r, p, q, rows, .. } = *shape;
+    let LaunchShape { r, p, q, rows, .. } = *shape;
     let mut operands = tensors.into_iter().zip(shape.operands()).map(|(handle, (shape, strides))| TensorBinding {
         handle,
         shape: shape.into(),

@@ -73,7 +73,7 @@ impl Units {
 
 /// A matrix in global memory, `[.., stride]`.
 #[derive(CubeType)]
-pub(super) struct Source {
+pub(super) struct Operand {
     /// Index at which the part to read starts.
     pub offset: usize,
     pub stride: usize,
@@ -86,7 +86,7 @@ pub(super) struct Source {
 #[cube]
 pub(super) fn stage<F: Float, N: Size>(
     from: &[Vector<F, N>],
-    source: &Source,
+    source: &Operand,
     row: usize,
     column: usize,
     to: &mut [f32],
@@ -114,7 +114,7 @@ pub(super) fn stage<F: Float, N: Size>(
 #[cube]
 pub(super) fn stage_turned<F: Float, N: Size>(
     from: &[Vector<F, N>],
-    source: &Source,
+    source: &Operand,
     row: usize,
     column: usize,
     to: &mut [f32],
@@ -175,7 +175,7 @@ pub(super) fn multiply(a: &[f32], b: &[f32], sums: &mut Sums, #[comptime] units:
 #[cube]
 pub(super) fn write_sums<F: Float, N: Size>(
     sums: &Sums,
-    target: &Source,
+    target: &Operand,
     row: usize,
     column: usize,
     to: &mut [Vector<F, N>],
@@ -226,16 +226,16 @@ pub(super) fn grouped_gemm_product<F: Float, N: Size>(
     let mut a = Shared::<[f32]>::new_aligned_slice(comptime!(DEPTH * (units.tile_rows() + PAD)), 16usize);
     let mut b = Shared::<[f32]>::new_aligned_slice(comptime!(DEPTH * (units.tile_columns() + PAD)), 16usize);
     let mut sums = zero_sums();
-    let rows = Source { offset: 0usize.runtime(), stride: p, rows: tile.end, columns: p };
+    let rows = Operand { offset: 0usize.runtime(), stride: p, rows: tile.end, columns: p };
     let offset = tile.expert * p * q;
     let mut k = 0usize.runtime();
     while k < p {
         stage_turned(x, &rows, tile.first, k, &mut a, comptime!(units.tile_rows()), comptime!(units.count()));
         if comptime!(transposed) {
-            let matrix = Source { offset, stride: p, rows: q, columns: p };
+            let matrix = Operand { offset, stride: p, rows: q, columns: p };
             stage_turned(weight, &matrix, column, k, &mut b, comptime!(units.tile_columns()), comptime!(units.count()));
         } else {
-            let matrix = Source { offset, stride: q, rows: p, columns: q };
+            let matrix = Operand { offset, stride: q, rows: p, columns: q };
             stage(weight, &matrix, k, column, &mut b, comptime!(units.tile_columns()), comptime!(units.count()));
         }
         sync_cube();
@@ -243,7 +243,7 @@ pub(super) fn grouped_gemm_product<F: Float, N: Size>(
         sync_cube();
         k += DEPTH;
     }
-    let target = Source { offset: 0usize.runtime(), stride: q, rows: tile.end, columns: q };
+    let target = Operand { offset: 0usize.runtime(), stride: q, rows: tile.end, columns: q };
     write_sums(&sums, &target, tile.first, column, y, units);
 }
 

@@ -53,7 +53,7 @@ const STEP: usize = DEPTH * PITCH / VECTOR;
 /// `DEPTH` rows from `row` on and `TILE` columns from `column` on of `[.., stride]`, with zeros from `end` and `stride`
 /// on.
 #[derive(CubeType, Clone, Copy)]
-struct Step {
+struct DepthStep {
     row: usize,
     end: usize,
     column: usize,
@@ -61,7 +61,7 @@ struct Step {
 }
 
 #[cube]
-impl Step {
+impl DepthStep {
     /// Row and vector of a load of this unit.
     fn place(&self, #[comptime] load: usize) -> (usize, usize) {
         let i = comptime!(load * UNITS) + UNIT_POS as usize;
@@ -132,8 +132,8 @@ pub(super) fn grouped_gemm_weight_sum<F: Float>(
 
     let (end, all) = (expert_offsets[expert + 1] as usize, x.len() * VECTOR / p);
     let end = select(end < all, end, all);
-    let mut left = Step { row: expert_offsets[expert] as usize, end, column: row, stride: p };
-    let mut right = Step { row: expert_offsets[expert] as usize, end, column, stride: q };
+    let mut left = DepthStep { row: expert_offsets[expert] as usize, end, column: row, stride: p };
+    let mut right = DepthStep { row: expert_offsets[expert] as usize, end, column, stride: q };
     let mut next_a = Array::<Vector<F, Const<VECTOR>>>::new(LOADS);
     let mut next_b = Array::<Vector<F, Const<VECTOR>>>::new(LOADS);
     let mut start = 0usize;

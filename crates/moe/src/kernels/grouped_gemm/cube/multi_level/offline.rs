@@ -1,7 +1,7 @@
 //! cubek's multiplication as it plans it on a GPU, to compile without one.
 
 use super::super::TILE;
-use super::{OnPlanes, Shape, arguments, cube_mapping_launch, grouped_gemm_product};
+use super::{LaunchShape, OnPlanes, arguments, cube_mapping_launch, grouped_gemm_product};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use cubecl_common::device::{DeviceId, ServiceId};
@@ -25,7 +25,7 @@ pub(in super::super) fn cases() -> Vec<KernelCase> {
     for (kind, element, transposed) in kinds {
         for (widths, p, q, vector) in widths {
             let case = KernelCase::new(format!("grouped_gemm multi_level {kind}{widths}"), move |gpu| {
-                let shape = Shape { r: 4096, p, q, e: 64, rows: TILE, transposed };
+                let shape = LaunchShape { r: 4096, p, q, e: 64, rows: TILE, transposed };
                 compile(&shape, element, vector, gpu.device(), gpu.target())
             });
             cases.push(case.instructions(&["HMMA"]));
@@ -37,7 +37,7 @@ pub(in super::super) fn cases() -> Vec<KernelCase> {
 /// The kernel with the blueprint that cubek makes if `cmma` multiplies 16 x 16 x 16 and a cube has up to 32 planes: 8
 /// planes of 16 x 128, 32 deep, in two stages.
 fn compile(
-    shape: &Shape,
+    shape: &LaunchShape,
     element: ElemType,
     vector: usize,
     device: Arc<DeviceProperties>,
@@ -63,7 +63,7 @@ fn compile(
         CubeCountPlan::from_blueprint(&blueprint.hypercube_blueprint, count.into(), &device.hardware.max_cube_count);
 
     // Nothing is launched, so the buffers are never accessed.
-    let service = ServiceId::of::<Shape>(DeviceId::new(0, 0));
+    let service = ServiceId::of::<LaunchShape>(DeviceId::new(0, 0));
     let buffer = || Handle::new(service, StreamId::current(), 1 << 30).binding();
     let table = || unsafe { BufferArg::from_raw_parts_binding(buffer(), 1 << 10) };
     let vectors = MatmulVectorSizes { lhs: vector, rhs: vector, out: vector };

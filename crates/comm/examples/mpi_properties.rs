@@ -1,5 +1,5 @@
-//! Checks the laws of this crate on processes: `mpirun -n 4 mpi_laws LAW` fails if the law does not hold. Ranks that
-//! are threads provide the expected results. `tests/mpi/run.sh` runs all laws.
+//! Checks the properties of this crate on processes: `mpirun -n 4 mpi_properties PROPERTY` fails if the property does not hold. Ranks that
+//! are threads provide the expected results. `tests/mpi/run.sh` runs all properties.
 
 use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
 use comm::{Collective, CommError, Communicator, Kind, MpiWorld, Reduce, Timeouts, run_ranks};
@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-type Law = fn(&Communicator) -> Result<(), CommError>;
+type Property = fn(&Communicator) -> Result<(), CommError>;
 
-/// The laws, each with the time that a rank waits for the others in a call; until all have met, it waits [`PATIENCE`].
-const LAWS: [(&str, Law, Duration); 8] = [
+/// The properties, each with the time that a rank waits for the others in a call; until all have met, it waits [`PATIENCE`].
+const PROPERTIES: [(&str, Property, Duration); 8] = [
     ("collectives", collectives, PATIENCE),
     ("mismatch", mismatch, PATIENCE),
     ("abort", abort, PATIENCE),
@@ -21,7 +21,7 @@ const LAWS: [(&str, Law, Duration); 8] = [
     ("panic", panics, PATIENCE),
 ];
 
-/// Long enough to tell a law that waits for it from one that does not.
+/// Long enough to tell a property that waits for it from one that does not.
 const PATIENCE: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(1);
 
@@ -30,8 +30,8 @@ const GUILTY: usize = 2;
 
 fn main() -> ExitCode {
     let name = std::env::args().nth(1).unwrap_or_default();
-    let Some((_, law, call)) = LAWS.into_iter().find(|(known, ..)| *known == name) else {
-        eprintln!("usage: mpirun -n 4 mpi_laws {}", LAWS.map(|(name, ..)| name).join("|"));
+    let Some((_, property, call)) = PROPERTIES.into_iter().find(|(known, ..)| *known == name) else {
+        eprintln!("usage: mpirun -n 4 mpi_properties {}", PROPERTIES.map(|(name, ..)| name).join("|"));
         return ExitCode::FAILURE;
     };
     let world = match MpiWorld::start() {
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    if let Err(failure) = world.run(Device::flex(), Timeouts { init: PATIENCE, call }, |comm| law(&comm)) {
+    if let Err(failure) = world.run(Device::flex(), Timeouts { init: PATIENCE, call }, |comm| property(&comm)) {
         eprintln!("{failure}");
         world.abort_process(1);
     }
@@ -263,7 +263,7 @@ fn timeout(comm: &Communicator) -> Result<(), CommError> {
     Ok(())
 }
 
-/// This law fails: a rank panics while the others wait for it.
+/// This property fails: a rank panics while the others wait for it.
 fn panics(comm: &Communicator) -> Result<(), CommError> {
     if comm.rank() == GUILTY {
         panic!("out of ink");

@@ -3,21 +3,21 @@
 use crate::api::inspect::NamedShape;
 use crate::shard::layout::Layout;
 use checkpoint::Region;
-use comm::Cut;
+use comm::TensorShard;
 
-/// A parameter and its cut; without a cut every rank computes with the whole parameter.
+/// A parameter and how it is split; without that, every rank computes with the whole parameter.
 #[derive(Debug, Clone)]
 pub(crate) struct Sliced {
     pub name: String,
     /// The shape of the whole parameter.
     pub shape: Vec<usize>,
-    pub cut: Option<Cut>,
+    pub tensor_shard: Option<TensorShard>,
 }
 
 impl Sliced {
-    /// Returns the region of part `part` of `parts`: the whole parameter without a cut.
+    /// Returns the region of part `part` of `parts`: the whole parameter if it is not split.
     pub fn region(&self, [part, parts]: [usize; 2]) -> Region {
-        let Some(Cut { dim, blocks }) = self.cut else { return Region::whole(&self.shape) };
+        let Some(TensorShard { dim, blocks }) = self.tensor_shard else { return Region::whole(&self.shape) };
         let (mut view, mut axis) = (self.shape.clone(), dim);
         if blocks > 1 {
             view.splice(dim..=dim, [blocks, self.shape[dim] / blocks]);
@@ -29,9 +29,10 @@ impl Sliced {
         Region { view: (blocks > 1).then_some(view), start, size }
     }
 
-    /// Returns the widths of a part before, in and after the dimension that is cut.
+    /// Returns the widths of a part before, in and after the dimension that is split.
     pub fn around(&self, place: [usize; 2]) -> [usize; 3] {
-        let (size, axis) = (self.region(place).size, self.cut.map_or(0, |cut| cut.dim + usize::from(cut.blocks > 1)));
+        let (size, axis) =
+            (self.region(place).size, self.tensor_shard.map_or(0, |shard| shard.dim + usize::from(shard.blocks > 1)));
         let (before, of) = size.split_at(axis.min(size.len()));
         [before.iter().product(), of.first().copied().unwrap_or(1), of.iter().skip(1).product()]
     }
@@ -39,7 +40,7 @@ impl Sliced {
     /// Returns the name and shape of a part.
     pub fn part(&self, place: [usize; 2]) -> NamedShape {
         let mut shape = self.shape.clone();
-        if let Some(Cut { dim, blocks }) = self.cut {
+        if let Some(TensorShard { dim, blocks }) = self.tensor_shard {
             shape[dim] = self.region(place).size[dim + usize::from(blocks > 1)] * blocks;
         }
         (self.name.clone(), shape)
@@ -68,7 +69,7 @@ mod tests {
         ) {
             let (mut shape, dim) = (shape.clone(), dim % shape.len());
             shape[dim] = blocks * width;
-            let param = Sliced { name: "p".into(), shape: shape.clone(), cut: Some(Cut { dim, blocks }) };
+            let param = Sliced { name: "p".into(), shape: shape.clone(), tensor_shard: Some(TensorShard { dim, blocks }) };
             let len: usize = shape.iter().product();
             let inner: usize = shape[dim + 1..].iter().product();
             for part in 0..parts {
