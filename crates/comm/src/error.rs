@@ -7,6 +7,7 @@ use std::time::Duration;
 /// The reason why a collective failed. Ranks have their world numbers, even in a communicator that was split off. Only
 /// the root in the name of a call has the number that the caller passed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum CommError {
     /// Another rank failed, or left before it made the call.
     #[error("{collective} on rank {rank}: rank {failed} {reason}")]

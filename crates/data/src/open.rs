@@ -39,6 +39,7 @@ impl Default for OpenOptions {
 
 /// A source that is ready to train on.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Prepared {
     /// The source's tokens.
     pub dataset: Dataset,

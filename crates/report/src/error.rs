@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 /// Why there is no page.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ReportError {
     /// No run was named.
     #[error("no run to report: name one run folder or more")]

@@ -46,6 +46,7 @@ pub struct Ticks {
 /// The reasons why a combination is not a valid pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages are the documentation")]
+#[non_exhaustive]
 pub enum PipelineError {
     #[error("a pipeline of {stages} stages and {micro_batches} micro-batches: give at least one of each")]
     Nothing { stages: usize, micro_batches: usize },

@@ -15,6 +15,7 @@ use std::time::Duration;
 /// Why a run failed. Each message names the file, key or rank, and says what to do.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages are the documentation")]
+#[non_exhaustive]
 pub enum TrainError {
     #[error(transparent)]
     Config(#[from] ConfigError),

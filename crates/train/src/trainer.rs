@@ -46,6 +46,7 @@ struct Next {
 
 /// The outcome of a run.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Outcome {
     /// The run's folder.
     pub folder: PathBuf,

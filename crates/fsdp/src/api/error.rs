@@ -5,6 +5,7 @@ use comm::CommError;
 
 /// The reason why a step failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum FsdpError {
     /// A collective failed.
     #[error(transparent)]

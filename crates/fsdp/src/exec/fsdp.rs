@@ -67,6 +67,7 @@ pub type BeforeStep<'a, B> = &'a mut dyn FnMut(&mut Fsdp<B>, &[f64]) -> Result<(
 
 /// The result of a step; all fields except [`times`](Self::times) are the same on every rank.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct StepReport {
     /// Mean of the last call's loss over the global batch, before the step.
     pub loss: f64,

@@ -22,6 +22,7 @@ use std::ops::ControlFlow;
 
 /// Counts of drafted and accepted tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Drafts {
     /// Drafts that the model has read.
     pub drafted: usize,

@@ -16,6 +16,7 @@ pub enum Mlp {
 
 /// The output of a block.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct BlockOutput {
     /// The residual stream.
     pub x_btd: Tensor<3>,

@@ -175,7 +175,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
             say(&format!("{prompt}{}", text.text()));
         }
     }
-    let drafted = drafts.map_or(String::new(), |Drafts { drafted, accepted }| {
+    let drafted = drafts.map_or(String::new(), |Drafts { drafted, accepted, .. }| {
         let share = 100.0 * accepted as f64 / drafted.max(1) as f64;
         format!(", {accepted} of {} accepted ({share:.1}%)", count(drafted, "drafted token"))
     });

@@ -7,6 +7,7 @@ use super::ModelConfig;
 
 /// Why a configuration is rejected. Every message states what was given, where, and what to do.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConfigError {
     /// A file cannot be read.
     #[error("cannot read {}{role}: {error}: {}", file.display(), how_to_read(error))]

@@ -40,6 +40,7 @@ impl Default for ExportOptions<'_> {
 
 /// Result of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Summary {
     /// Names of the weight files.
     pub weight_files: Vec<String>,
