@@ -16,7 +16,7 @@
 //! # In a model of your own
 //!
 //! [`MoeLayer`] is an ordinary Burn module. Burn's optimizers train it, except for the selection bias, which
-//! [`MoeLayer::update_bias`] moves. `examples/learner.rs` is a whole program.
+//! [`MoeLayer::update_bias`] moves. `examples/expert_layer.rs` is a whole program.
 //!
 //! ```
 //! use burn::tensor::{Device, Distribution, Tensor};
