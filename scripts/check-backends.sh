@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Compares the expert layer on Burn's NdArray, for which there are no kernels, with `flex`, and feeds Burn's data loader:
+# Compares the expert layer on Burn's NdArray, for which there are no kernels, with `flex`; feeds Burn's data loader;
+# and trains a model with the expert layer and Kiln's AdamW under Burn's `Learner`:
 #
 #   bash scripts/check-backends.sh
 #
-# The test, tests/backends, is a separate workspace, because it compiles Burn with more backends. That takes about a
-# minute; later runs take a few seconds.
+# The tests are a separate workspace, tests/backends, which compiles Burn with more backends and features. That takes
+# about a minute and a half; later runs take about ten seconds.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

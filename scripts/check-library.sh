@@ -15,7 +15,7 @@ trap 'rm -rf "$crate"' EXIT
 mkdir -p "$crate/src/bin"
 cp Cargo.lock "$crate/"
 cp tests/library/main.rs "$crate/src/bin/library.rs"
-programs=(mlp vision_transformer lora resume own_loop learner drop_in batches reshard collectives draw)
+programs=(mlp vision_transformer lora resume own_loop expert_layer drop_in batches reshard collectives draw)
 for name in "${programs[@]}" own_model; do
     cp crates/*/examples/"$name.rs" "$crate/src/bin/"
 done

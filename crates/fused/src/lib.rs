@@ -57,6 +57,9 @@
 //! | `tensor::module::attention` | [`attention()`] | also takes grouped queries; calls with a mask, bias or softcap go to Burn |
 //! | `nn::Linear`, then `nn::loss::CrossEntropyLoss` | [`LinearCrossEntropy`] | without logits in memory; 0 for a batch of padding |
 //! | `optim::AdamW` | [`AdamW`] | one pass over memory; other defaults |
+//!
+//! [`AdamW`] also works under the `Learner` of `burn-train`, whose checkpoints hold its moments:
+//! `tests/backends/learner.rs` of the repository trains with it and resumes.
 
 mod adamw;
 mod attention;

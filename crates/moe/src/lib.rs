@@ -16,7 +16,10 @@
 //! # In a model of your own
 //!
 //! [`MoeLayer`] is an ordinary Burn module. Burn's optimizers train it, except for the selection bias, which
-//! [`MoeLayer::update_bias`] moves. `examples/learner.rs` is a whole program.
+//! [`MoeLayer::update_bias`] moves. `examples/expert_layer.rs` is a whole program, with an ordinary training loop.
+//!
+//! Under the `Learner` of `burn-train`, override `TrainStep::optimize` to move the bias after the optimizer's step, as
+//! `tests/backends/learner.rs` of the repository does.
 //!
 //! ```
 //! use burn::tensor::{Device, Distribution, Tensor};

@@ -1,6 +1,6 @@
 //! The expert layer inside an ordinary Burn model, trained in an ordinary Burn loop:
 //!
-//! `cargo run --example learner`
+//! `cargo run --example expert_layer`
 //!
 //! Points lie around eight centers, and each center has its own linear map from a point to a target. One expert can
 //! learn one map.
