@@ -126,10 +126,13 @@ impl<C: Architecture> AnyArchitecture for C {
 #[derive(Debug)]
 pub struct AnyModel(Box<dyn AnyDecoder>);
 
+/// Returns the values of a parameter, given its path and shape; an error is kept elsewhere.
+type ValuesOf<'a> = dyn FnMut(&str, &[usize]) -> Result<Vec<f32>, ()> + 'a;
+
 /// A [`Decoder`] of any type.
 trait AnyDecoder: Any + Debug {
     fn language_model(&self) -> &(dyn LanguageModel + 'static);
-    fn fill(self: Box<Self>, values: &mut dyn FnMut(&str, &[usize]) -> Result<Vec<f32>, ()>) -> Result<AnyModel, ()>;
+    fn fill(self: Box<Self>, values: &mut ValuesOf) -> Result<AnyModel, ()>;
     fn gather(self: Box<Self>, fsdp: &Fsdp<Batch>, keep: bool) -> Result<Option<AnyModel>, FsdpError>;
     fn for_each_parameter(&self, see: &mut dyn FnMut(&str, Vec<usize>, Tensor<1>));
 }
@@ -139,7 +142,7 @@ impl<M: Decoder> AnyDecoder for M {
         self
     }
 
-    fn fill(self: Box<Self>, values: &mut dyn FnMut(&str, &[usize]) -> Result<Vec<f32>, ()>) -> Result<AnyModel, ()> {
+    fn fill(self: Box<Self>, values: &mut ValuesOf) -> Result<AnyModel, ()> {
         Ok(AnyModel(Box::new(fill(*self, values)?)))
     }
 

@@ -23,15 +23,18 @@ const OWN: [Entry; 3] = [Entry::of::<Gpt2Config>(), Entry::of::<LlamaConfig>(), 
 /// The families that the program has added.
 static ADDED: RwLock<Vec<Entry>> = RwLock::new(vec![]);
 
+/// A model, and its experts if it has some.
+type WithExperts = (ModelConfig, Option<MoeConfig>);
+
 /// What is known of an [`Architecture`] without a value of it.
 #[derive(Clone, Copy)]
 struct Entry {
     type_name: &'static str,
     model_types: &'static [&'static str],
-    default: fn() -> (ModelConfig, Option<MoeConfig>),
+    default: fn() -> WithExperts,
     read: fn(Value) -> Result<ModelConfig, yaml_serde::Error>,
     schema: fn(&mut SchemaGenerator) -> Schema,
-    from_hugging_face: fn(&Folder) -> Result<(ModelConfig, Option<MoeConfig>), ModelError>,
+    from_hugging_face: fn(&Folder) -> Result<WithExperts, ModelError>,
     hugging_face_names: fn(&Folder) -> SourceOf,
 }
 

@@ -85,7 +85,7 @@ fn meant(given: &str, command: &Command, args: &[String]) -> Option<String> {
     // torchtitan's flags include their section.
     let names = [&name, last_part(&name)];
     if let Some(tip) = names.iter().find_map(|name| foreign::flag(name)) {
-        return Some(tip.into());
+        return Some(tip);
     }
     let meant =
         names.iter().find_map(|name| same(name, value, &flags, args)).or_else(|| near(&name, value, &flags, args));

@@ -18,7 +18,7 @@
 //! This kernel runs on every device; its tile and registers are those of the [product](super::simt).
 
 use super::simt::{DEPTH, PAD};
-use super::simt::{Source, Units, multiply, stage, vector_size, write_sums, zero_sums};
+use super::simt::{Operand, Units, multiply, stage, vector_size, write_sums, zero_sums};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -42,8 +42,8 @@ pub(super) fn grouped_gemm_weight_sum<F: Float, N: Size>(
     let mut sums = zero_sums();
     let (end, all) = (expert_offsets[expert + 1] as usize, x.len() * N::value() / p);
     let end = select(end < all, end, all);
-    let left = Source { offset: 0usize.runtime(), stride: p, rows: end, columns: p };
-    let right = Source { offset: 0usize.runtime(), stride: q, rows: end, columns: q };
+    let left = Operand { offset: 0usize.runtime(), stride: p, rows: end, columns: p };
+    let right = Operand { offset: 0usize.runtime(), stride: q, rows: end, columns: q };
     let mut k = expert_offsets[expert] as usize;
     while k < end {
         stage(x, &left, k, row, &mut a, comptime!(units.tile_rows()), comptime!(units.count()));
@@ -53,7 +53,7 @@ pub(super) fn grouped_gemm_weight_sum<F: Float, N: Size>(
         sync_cube();
         k += DEPTH;
     }
-    let target = Source { offset: expert * p * q, stride: q, rows: p, columns: q };
+    let target = Operand { offset: expert * p * q, stride: q, rows: p, columns: q };
     write_sums(&sums, &target, row, column, d_weight, units);
 }
 
