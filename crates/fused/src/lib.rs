@@ -9,6 +9,8 @@
 //! one trait that the tape records and, if the gradient has kernels of its own, in a second one without `Autodiff`.
 //! Operations take f32, bf16 and f16, compute in f32 and round once. Numbers called statistics are f32 in any case.
 //!
+//! This crate has no modules, no models and no communication.
+//!
 //! On a backend that the traits do not list, such as NdArray (see [`has_kernels`]), [`linear`], [`linear_transposed`],
 //! [`linear_add`] and [`silu_mul`] are composed of Burn's operations, and a call of any other operation panics.
 //!

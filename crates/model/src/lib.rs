@@ -8,6 +8,9 @@
 //! split it), what each call costs, limits, and Hugging Face's names. Its configuration implements [`Architecture`].
 //! [`ModelConfig`] has the only list of families, to which a program can add its own.
 //!
+//! This crate has no training loop, no data and no files but those of Hugging Face: `fsdp` shards its models, and `train`
+//! trains them.
+//!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};
 //! use model::{Gpt2, Gpt2Config, LanguageModel};

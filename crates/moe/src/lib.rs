@@ -11,7 +11,7 @@
 //! expert and sequence.
 //!
 //! The operations of this diagram are in [`kernels`], each with its formula, layout, plain Rust and CubeCL kernel.
-//! [`MoeLayer`] combines them, and [`ExpertParallel`] runs a layer whose experts are spread over ranks.
+//! This crate has no attention, no model and no optimizer. [`MoeLayer`] combines the operations, and [`ExpertParallel`] runs a layer whose experts are spread over ranks.
 //!
 //! # In a model of your own
 //!

@@ -2,7 +2,8 @@
 //!
 //! [`write()`] reads run folders and writes a page that contains everything it needs: style, script and numbers. It
 //! loads nothing from anywhere, so you can mail it, archive it, or open it years later. Several runs are overlaid, each
-//! in its own color. [`serve()`] shows the same page for live runs and follows them.
+//! in its own color. [`serve()`] shows the same page for live runs and follows them. This
+//! crate reads files, and knows no model and no configuration.
 //!
 //! ```
 //! # let folder = tempfile::tempdir()?;

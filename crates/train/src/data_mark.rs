@@ -45,10 +45,7 @@ pub(crate) fn change(checkpoint: &Checkpoint, source: &str, data: &Prepared) -> 
     Ok((before.fingerprint != now.fingerprint).then(|| {
         let words = |mark: &Mark| format!("{} of {}", human_count(mark.train_tokens as usize, "token"), mark.source);
         let (step, before, now) = (checkpoint.index().step, words(&before), words(&now));
-        let goes_on = match before == now {
-            true => "the same number, of other content".into(),
-            false => now,
-        };
-        format!("warning: the data changed: until step {step} the run trained on {before}, and goes on with {goes_on}")
+        let now = if before == now { "the same number with other content".into() } else { now };
+        format!("warning: the training data changed after step {step}, from {before} to {now}")
     }))
 }

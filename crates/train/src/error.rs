@@ -142,7 +142,7 @@ pub enum TrainError {
     #[error("{} exists and is no empty folder: name a new one with --out", path.display())]
     FolderInUse { path: PathBuf },
 
-    #[error("another process has trained in {} since this one has looked there: start again, to go on from what it has saved", path.display())]
+    #[error("another process has trained in {} since this one has looked there: start again to resume from what it has saved", path.display())]
     WentOn { path: PathBuf },
 
     #[error("--resume auto has to know which run: name its folder with --out")]

@@ -4,6 +4,8 @@
 //! cli ─> config ─> data ─> run ─> one trainer per rank ─> fsdp (units of model) ─> metrics ─> validation, sample
 //! ```
 //!
+//! It has no models, no sharding and no kernels of its own: those are crates below it.
+//!
 //! The program is this library's [`cli`], to which a program of your own can add a model: see the example `own_model`.
 //! The parts are public so that you can drive a run yourself:
 //!
@@ -36,7 +38,6 @@ mod hints;
 mod job;
 mod launch;
 mod layout;
-mod learning_rate;
 mod machine;
 mod memory_check;
 mod metrics;

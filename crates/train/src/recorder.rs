@@ -242,7 +242,7 @@ impl<'a> Rank0<'a> {
             return Err(TrainError::FolderGone { path: self.folder.path().into(), step });
         }
         *file = append(path).map_err(|source| TrainError::Metrics { path: path.clone(), source })?;
-        Ok(Some(format!("{} was deleted while the run goes on: a new one begins with step {step}", path.display())))
+        Ok(Some(format!("{} was deleted during the run: a new one begins with step {step}", path.display())))
     }
 }
 

@@ -202,7 +202,7 @@ fn say_what_begins(job: &Job, devices: &Devices, memory: &Estimate) {
         &job.resume
     {
         let (path, ranks) = (path.display(), count(*world_size, "rank"));
-        progress.say(&format!("going on after step {step} from {path}, of {ranks} with {strategy}"));
+        progress.say(&format!("resuming after step {step} from {path}, saved by {ranks} with {strategy}"));
         say_changes(job);
         partial.iter().flat_map(|partial| partial.lines(false)).for_each(|line| progress.say(&line));
         if *new_tokenizer {

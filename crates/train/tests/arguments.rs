@@ -64,7 +64,7 @@ fn a_resumed_run_tells_what_its_configuration_has_otherwise_than_the_checkpoints
     succeed(folder.path(), &[TINY, &["--steps=4", "--set=checkpoint.every=2", "--out=run"]].concat());
     let header = "with another configuration than the checkpoint's:";
     let (_, said) = succeed(folder.path(), &["--resume=run/checkpoints/step-2", "--out=same"]);
-    assert!(said.contains("going on after step 2") && !said.contains(header), "{said}");
+    assert!(said.contains("resuming after step 2") && !said.contains(header), "{said}");
 
     let changes =
         ["--steps=6", "--lr=2e-3", "--batch-size=2", "--gpus=2", "--strategy=ddp", "--set=data.val_fraction=0.2"];

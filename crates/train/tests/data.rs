@@ -150,7 +150,7 @@ fn a_run_that_goes_on_says_when_its_data_changed() {
     let text = fs::read_to_string(folder.path().join("text.txt")).unwrap();
     succeed(folder.path(), &[TINY, &["--steps=2", "--out=run"]].concat());
     let resume = |args: &[&str]| succeed(folder.path(), &[&["--resume=run"], args].concat()).1;
-    let changed = "warning: the data changed: until step";
+    let changed = "warning: the training data changed after step";
     fs::write(folder.path().join("copy.txt"), &text).unwrap();
     for args in [&["--steps=3"][..], &["--steps=4", "--gpus=2"], &["--steps=5", "--data=copy.txt"]] {
         let stderr = resume(args);
@@ -160,16 +160,13 @@ fn a_run_that_goes_on_says_when_its_data_changed() {
     let stderr = resume(&["--steps=6"]);
     let path = fs::canonicalize(folder.path()).unwrap().join("copy.txt");
     let path = path.display();
-    let told =
-        format!("{changed} 5 the run trained on 2.1K tokens of {path}, and goes on with 1.0K tokens of {path}\n");
+    let told = format!("{changed} 5, from 2.1K tokens of {path} to 1.0K tokens of {path}\n");
     assert!(stderr.contains(&told), "no `{told}` in:\n{stderr}");
     assert!(!resume(&["--steps=7"]).contains(changed), "it is said once");
     fs::write(folder.path().join("copy.txt"), text[..1140].to_uppercase()).unwrap();
     let stderr = resume(&["--steps=8"]);
-    let told = format!(
-        "{changed} 7 the run trained on 1.0K tokens of {path}, and goes on with the same number, of other content\n"
-    );
+    let told = format!("{changed} 7, from 1.0K tokens of {path} to the same number with other content\n");
     assert!(stderr.contains(&told), "no `{told}` in:\n{stderr}");
     let stderr = resume(&["--steps=9", "--data=text.txt"]);
-    assert!(stderr.contains(&format!("{changed} 8 ")), "{stderr}");
+    assert!(stderr.contains(&format!("{changed} 8,")), "{stderr}");
 }

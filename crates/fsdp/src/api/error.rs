@@ -52,7 +52,7 @@ pub enum FsdpError {
     /// Copies of a unit differ between ranks.
     #[error(
         "unit {unit} is not the same on ranks {} and {}, which hold copies of it: a device or its memory has failed, or the ranks run different \
-         programs; go on from the last checkpoint",
+         programs; resume from the last checkpoint",
         ranks[0],
         ranks[1]
     )]

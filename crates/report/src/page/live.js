@@ -1,4 +1,4 @@
-// Follows the runs while they go on. This part is on a page that is served, and on no other.
+// Follows live runs. This part is on a page that is served, and on no other.
 
 let version = null;
 

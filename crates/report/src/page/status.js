@@ -1,4 +1,4 @@
-// How far runs that go on have come, and the tab's title.
+// The progress of live runs, and the tab's title.
 
 const light = (kind, text) => el("span", { class: `light ${kind}` }, el("i", {}), text);
 

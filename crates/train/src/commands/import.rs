@@ -103,7 +103,7 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
         count(train.global_batch_size, "sequence"),
         train.seq_len
     ));
-    say(&format!("go on with: {} --resume {} --data FILE --steps N", program::name(), run.path().display()));
+    say(&format!("next: {} --resume {} --data FILE --steps N", program::name(), run.path().display()));
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use super::Config;
 use super::describe::scalar;
-use crate::learning_rate::learning_rate;
+use crate::config::learning_rate::learning_rate;
 use yaml_serde::Value;
 
 /// A key that Kiln fills in from others.

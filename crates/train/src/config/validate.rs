@@ -6,9 +6,9 @@ mod nearest;
 mod tests;
 
 use super::{Config, ConfigError, LrSchedule, preset};
+use crate::config::learning_rate::learning_rate;
 use crate::device;
 use crate::format::count;
-use crate::learning_rate::learning_rate;
 use cpu::simd;
 use fsdp::{FloatType, Schedule};
 use schedule::Pipeline;

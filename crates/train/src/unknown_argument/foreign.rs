@@ -59,7 +59,7 @@ const FLAGS: &[(&[&str], &str)] = &[
     ),
     (
         &["overwrite_output_dir"],
-        "a run is never overwritten: name another folder with --out, or go on in it with --resume",
+        "a run is never overwritten: name another folder with --out, or resume it with --resume",
     ),
     (&["do_train", "do_eval"], "it trains, and validates at the end: leave it out"),
     (&["eval_only"], "did you mean `{program} eval RUN`?"),

@@ -225,7 +225,7 @@ fn a_spoilt_checkpoint_is_answered_with_its_file_and_what_is_wrong_and_is_left_a
 fn a_checkpoint_that_only_lacks_its_name_is_gone_on_from() {
     let folder = folder_with_text();
     let undisturbed = losses(folder.path(), &[TINY, EVERY_THREE, &["--steps=8"]], "undisturbed");
-    for (how, said) in [("--resume=run", "going on after step 6"), ("--resume=auto", "going on after step 6")] {
+    for (how, said) in [("--resume=run", "resuming after step 6"), ("--resume=auto", "resuming after step 6")] {
         let run = folder.path().join("run");
         let _ = fs::remove_dir_all(&run);
         losses(folder.path(), &[TINY, EVERY_THREE, &["--steps=6"]], "run");

@@ -43,7 +43,7 @@ fn a_checkpoint_is_named_by_its_step_or_as_the_best() {
     refused(folder.path(), &["--resume=run@"], &format!("run@: {which}"));
     refused(folder.path(), &["eval", "nothing@best"], "there is no run nothing: ");
     let (_, told) = succeed(folder.path(), &["--resume=run@best", "--out=other", "--steps=11"]);
-    assert!(told.contains(&format!("going on after step {best} from {by_folder}")), "{told}");
+    assert!(told.contains(&format!("resuming after step {best} from {by_folder}")), "{told}");
 
     refused(folder.path(), &["--resume=."], "there is no checkpoint: name one of the runs in it: ./other, ./run");
 
@@ -67,7 +67,7 @@ fn auto_passes_over_damaged_checkpoints_and_says_so() {
     let (_, told) = succeed(folder.path(), &auto("--steps=12"));
     for part in [
         "warning: run/checkpoints/step-9 is damaged and is skipped: run/checkpoints/step-9/rank-1.safetensors: has digest ",
-        "going on after step 6 from run/checkpoints/step-6",
+        "resuming after step 6 from run/checkpoints/step-6",
         "a checkpoint of later steps is now run/checkpoints/abandoned/step-9",
     ] {
         assert!(told.contains(part), "no `{part}` in: {told}");
@@ -183,7 +183,7 @@ fn a_run_without_better_validations_ends_early_and_counts_on_when_it_is_resumed(
     let (said, _) = succeed(folder.path(), &[&args[..], &["--steps=40", "--resume=auto", "--out=parts"]].concat());
     assert!(said.contains("ended early at step "), "{said}");
     let (_, told) = succeed(folder.path(), &["--resume=parts", "--set=train.patience=4"]);
-    assert!(told.contains(&format!("going on after step {ended}")), "{told}");
+    assert!(told.contains(&format!("resuming after step {ended}")), "{told}");
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn metrics_that_are_deleted_are_begun_anew_and_a_folder_that_is_gone_ends_the_ru
     let answer = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{answer}");
     for part in [
-        "warning: run/metrics.jsonl was deleted while the run goes on: a new one begins with step ",
+        "warning: run/metrics.jsonl was deleted during the run: a new one begins with step ",
         ": the run folder run is gone, deleted or moved while the run went on",
     ] {
         assert!(answer.contains(part), "no `{part}` in:\n{answer}");

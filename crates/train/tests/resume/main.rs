@@ -222,8 +222,8 @@ fn one_command_starts_a_run_goes_on_with_it_and_begins_anew_what_died_before_its
     let folder = folder_with_text();
     let undisturbed = losses(folder.path(), &[TINY, EVERY_THREE, &["--steps=6"]], "undisturbed");
     let again = |more: &[&str]| succeed(folder.path(), &[TINY, EVERY_THREE, &["--resume=auto"], more].concat()).1;
-    assert!(!again(&["--out=run", "--steps=4"]).contains("going on"));
-    assert!(again(&["--out=run", "--steps=6"]).contains("going on after step 4 from run/checkpoints/step-4"));
+    assert!(!again(&["--out=run", "--steps=4"]).contains("resuming"));
+    assert!(again(&["--out=run", "--steps=6"]).contains("resuming after step 4 from run/checkpoints/step-4"));
     assert_eq!(step_losses(&folder.path().join("run"))[..4], undisturbed[..4]);
 
     // The state of a run killed in its first steps.
@@ -236,7 +236,7 @@ fn one_command_starts_a_run_goes_on_with_it_and_begins_anew_what_died_before_its
 
     // Without a folder, the most recently trained run of the model is used.
     assert!(again(&["--steps=3"]).contains("│ folder  runs/gpt2-001 "));
-    assert!(again(&["--steps=6"]).contains("going on after step 3 from runs/gpt2-001/checkpoints/step-3"));
+    assert!(again(&["--steps=6"]).contains("resuming after step 3 from runs/gpt2-001/checkpoints/step-3"));
     let other = run(folder.path(), &["--model=deepseek", "--resume=auto", "--out=runs/gpt2-001"]);
     let answer = String::from_utf8_lossy(&other.stderr);
     assert!(!other.status.success() && answer.contains("runs/gpt2-001 is a run of another model"), "{answer}");
@@ -247,7 +247,7 @@ fn the_latest_run_is_that_of_the_model_and_not_of_a_name_and_one_without_a_check
     let folder = folder_with_text();
     losses(folder.path(), &[TINY, &["--steps=2"]], "runs/mine");
     let (_, said) = succeed(folder.path(), &["--model=gpt2", "--resume=latest", "--steps=3"]);
-    assert!(said.contains("going on after step 2 from runs/mine/checkpoints/step-2"), "{said}");
+    assert!(said.contains("resuming after step 2 from runs/mine/checkpoints/step-2"), "{said}");
     let refused = |args: &[&str], expected: &str| {
         let output = run(folder.path(), args);
         let answer = String::from_utf8_lossy(&output.stderr);

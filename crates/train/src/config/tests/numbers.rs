@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::batches::Batches;
-use crate::learning_rate::learning_rate;
+use crate::config::learning_rate::learning_rate;
 use crate::run::set_vocabulary;
 use model::ParameterSpec;
 use proptest::prelude::prop_assert_eq;
