@@ -11,3 +11,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/backends
 cargo test --locked --manifest-path tests/backends/Cargo.toml
+cargo run --locked --quiet --manifest-path tests/backends/Cargo.toml --example batches

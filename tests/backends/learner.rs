@@ -95,7 +95,7 @@ fn train(folder: &Path, moe: &MoeConfig, epochs: Range<usize>) -> (Vec<f64>, f32
         .with_application_logger(None)
         .num_epochs(epochs.end);
     let training = if epochs.start > 0 { training.checkpoint(epochs.start) } else { training };
-    let result = training.launch(Learner::new(model, ModuleOptimizer::from(fused::AdamW::default()), 1e-2));
+    let result = training.launch(Learner::new(model, ModuleOptimizer::from(fused::FusedAdamW::default()), 1e-2));
     assert!(result.error.is_none(), "{:?}", result.error);
 
     let x_btd = result.model.embedding.forward(val.iter().next().unwrap().unwrap().inputs_bt);

@@ -41,8 +41,6 @@
 //! and is woken once per round; a process sends N - 1. A call is one round, except that an `all_reduce` of more than 32
 //! KiB takes two. `send` between threads needs none.
 //!
-//! The example `collectives` shows what each rank gets.
-//!
 //! ```
 //! use burn::tensor::{Device, Tensor};
 //! use comm::Reduce;
@@ -53,6 +51,12 @@
 //! })?;
 //! assert_eq!(sums, vec![vec![6.0, 4.0]; 4]);
 //! # Ok::<(), comm::RankFailure<comm::CommError>>(())
+//! ```
+//!
+//! What each rank gets from each collective, `cargo run --example collectives`:
+//!
+//! ```ignore
+#![doc = include_str!("../examples/collectives.rs")]
 //! ```
 
 mod communicator;

@@ -125,7 +125,7 @@ impl Again {
 /// The dimension along which a tensor is split over ranks; the parts' widths differ by at most one.
 ///
 /// ```text
-/// TensorShard::COLUMNS             TensorShard::columns_of(3)
+/// TensorShard::COLUMNS     TensorShard::columns_of(3)
 /// . . . . . .              q q k k v v
 /// 0 0 0 1 1 1              0 1 0 1 0 1       each of the three blocks of columns is split
 /// ```

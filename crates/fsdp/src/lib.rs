@@ -69,6 +69,12 @@
 //!
 //! Losses are means over all labels of the global batch, for any strategy, number of ranks and distribution of the
 //! labels.
+//!
+//! Adapters on a sharded, frozen base, `cargo run --example lora`:
+//!
+//! ```ignore
+#![doc = include_str!("../examples/lora.rs")]
+//! ```
 
 mod api;
 mod exec;
@@ -89,7 +95,7 @@ pub use exec::interpreter::StageTimes;
 pub use exec::vjp::vjp_seed;
 pub use forecast::traffic::{CallTraffic, Received, Share, SharesRun};
 pub use forecast::{CallBytes, Forecast, ForecastRun};
-pub use fused::AdamW;
+pub use fused::FusedAdamW;
 pub use groups::placement::Placement;
 pub use schedule::Schedule;
 #[doc(hidden)]

@@ -10,7 +10,7 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use comm::{Communicator, LocalEngine};
 use fsdp::{ActivationCheckpointing, Calls, Fsdp, FsdpConfig, FsdpError, Strategy};
-use fused::AdamW;
+use fused::FusedAdamW;
 use net::{Batch, LR, Net, STEPS, Trained, adamw, assert_alike, batch, calls, configs, net, of, on_ranks_with};
 use std::sync::Arc;
 use test_kit::{Values, on_ranks};
@@ -24,7 +24,7 @@ struct WithBuffers {
 /// Trains on one device with Burn's AdamW. Returns the losses and the trained values by path.
 fn by_burn(net: Net) -> Trained {
     let mut net = net.train();
-    let AdamW { beta1, beta2, epsilon, .. } = adamw();
+    let FusedAdamW { beta1, beta2, epsilon, .. } = adamw();
     let config = AdamWConfig::new().with_beta_1(beta1 as f32).with_beta_2(beta2 as f32);
     let mut optimizer: ModuleOptimizer = config.with_epsilon(epsilon as f32).with_weight_decay(0.0).init();
     let (calls, batch, mut losses) = (calls(), batch(), vec![]);

@@ -64,7 +64,7 @@ fn optimizers_of_burn_step_shards_as_they_step_whole_parameters() {
 fn groups_of_parameters_have_their_own_optimizer_and_learning_rate() {
     let net = net(&Device::flex(), 0.0);
     let decayed = AdamWConfig::new().with_weight_decay(0.1);
-    let fused = fused::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-5, weight_decay: 0.1 };
+    let fused = fused::FusedAdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-5, weight_decay: 0.1 };
     let sgd = SgdConfig::new();
     // Weights of the layers by AdamW; what is not a matrix without decay; the ends by SGD.
     let whole = decayed

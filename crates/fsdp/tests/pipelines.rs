@@ -10,7 +10,7 @@ use common::{
     one_graph, units,
 };
 use fsdp::{
-    ActivationCheckpointing, AdamW, Fsdp, FsdpConfig, FsdpError, Optimizers, PipelineConfig, Prefetch, Schedule,
+    ActivationCheckpointing, Fsdp, FsdpConfig, FsdpError, FusedAdamW, Optimizers, PipelineConfig, Prefetch, Schedule,
     Strategy, Units, Wrap,
 };
 use test_kit::{Values, moved, on_ranks};
@@ -156,7 +156,7 @@ fn moves(
     let (model, batch, config) = (model.clone(), batch.clone(), config.clone());
     let moves = on_ranks(ranks, move |comm| {
         let (units, ends, blocks) = named_units(model.clone());
-        let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
+        let adamw = FusedAdamW { epsilon: 1e3, weight_decay: 0.0, ..FusedAdamW::default() };
         let mut fsdp = Fsdp::new(
             units,
             comm,

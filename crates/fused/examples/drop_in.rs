@@ -7,7 +7,7 @@ use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Device, Distribution, Int, Tensor};
-use fused::{AdamW, LinearCrossEntropyConfig};
+use fused::{FusedAdamW, LinearCrossEntropyConfig};
 
 const VOCAB: usize = 16;
 const PAD: usize = 0;
@@ -60,8 +60,9 @@ fn main() {
     let mut model = Model::new(&device);
     let cross_entropy = LinearCrossEntropyConfig::new().with_pad_tokens(Some(vec![PAD])).init();
     // Without weight decay for biases.
-    let (adamw, biases) = (AdamW::default(), ParamGroup::from_predicate("bias"));
-    let new = || ModuleOptimizer::from(adamw).with_group(biases.clone(), AdamW { weight_decay: 0.0, ..adamw }, None);
+    let (adamw, biases) = (FusedAdamW::default(), ParamGroup::from_predicate("bias"));
+    let new =
+        || ModuleOptimizer::from(adamw).with_group(biases.clone(), FusedAdamW { weight_decay: 0.0, ..adamw }, None);
     let (mut optim, mut losses) = (new(), vec![]);
     for step in 0..150 {
         let tokens = Tensor::<2>::random([B, T], Distribution::Uniform(1.0, VOCAB as f64), &device).int();

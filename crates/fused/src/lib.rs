@@ -51,17 +51,22 @@
 //!
 //! # In place of Burn's
 //!
-//! Three of them have the interface of something of Burn's and are compared with it. `examples/drop_in.rs` trains a
-//! model of Burn's layers with all three: `cargo run --example drop_in`.
+//! Three items are drop-in replacements for Burn's, and are tested against them.
 //!
 //! | Burn | here | what differs |
 //! |---|---|---|
 //! | `tensor::module::attention` | [`attention()`] | also takes grouped queries; calls with a mask, bias or softcap go to Burn |
 //! | `nn::Linear`, then `nn::loss::CrossEntropyLoss` | [`LinearCrossEntropy`] | without logits in memory; 0 for a batch of padding |
-//! | `optim::AdamW` | [`AdamW`] | one pass over memory; other defaults |
+//! | `optim::AdamW` | [`FusedAdamW`] | one pass over memory; other defaults |
 //!
-//! [`AdamW`] also works under the `Learner` of `burn-train`, whose checkpoints hold its moments:
+//! [`FusedAdamW`] also works under the `Learner` of `burn-train`, whose checkpoints hold its moments:
 //! `tests/backends/learner.rs` of the repository trains with it and resumes.
+//!
+//! A model of Burn's layers with all three, `cargo run --example drop_in`:
+//!
+//! ```ignore
+#![doc = include_str!("../examples/drop_in.rs")]
+//! ```
 
 mod adamw;
 mod attention;
@@ -88,7 +93,7 @@ pub mod step;
 mod sum_of_squares;
 pub mod weight_gradients;
 
-pub use adamw::{AdamW, AdamWState, AdamWStep, adamw};
+pub use adamw::{AdamWState, AdamWStep, FusedAdamW, adamw};
 pub use attention::{AttentionPart, attention, causal_attention, causal_self_attention, latent_attention};
 pub use backend::has_kernels;
 pub use clip::{ClipRule, clip_factor};

@@ -237,7 +237,7 @@ proptest! {
     #[test]
     fn adamw(n in prop_oneof![1usize..40, Just(40_000usize)], steps in 1usize..6, decayed in 0usize..50_000, seed: u64) {
         let decayed = decayed % (n + 1);
-        let config = fused::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };
+        let config = fused::FusedAdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };
         let mut random = Random(seed);
         let mut p: Vec<f64> = (0..n).map(|_| draw(&mut random)).collect();
         let (mut m, mut v) = (vec![0.0; n], vec![0.0; n]);

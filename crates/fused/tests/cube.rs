@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use fused::cube::launch::set_cpu_units;
 use fused::cube::testing;
 use fused::{
-    AdamW, AdamWState, AdamWStep, ClipRule, DropoutKey, LinearCrossEntropyConfig, Losses, RopeTable, adamw,
+    AdamWState, AdamWStep, ClipRule, DropoutKey, FusedAdamW, LinearCrossEntropyConfig, Losses, RopeTable, adamw,
     add_sum_of_squares, clip_factor, dropout, embedding, flatten, gelu, layer_norm, linear_add_layer_norm,
     linear_add_rms_norm, linear_cross_entropy, linear_cross_entropy_transposed, rms_norm, rope, rope_halves, silu_mul,
     sum_of_squares,
@@ -262,7 +262,7 @@ fn steps_of_adamw_agree() {
                 let factor = factor.map(|factor| Tensor::from_floats([factor], device));
                 let of_step =
                     AdamWStep { lr: 0.01, decayed: len / 2, gradient_scale: 0.5, factor, copy: Some(DType::F16) };
-                let stepped = adamw(&AdamW::default(), &of_step, parameter, gradient, &mut state);
+                let stepped = adamw(&FusedAdamW::default(), &of_step, parameter, gradient, &mut state);
                 (parameter, copy) = (stepped.0, stepped.1);
             }
             [parameter, copy.expect("a copy"), held, state.mean, state.square].map(Output::floats).into()

@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Int, Tensor};
 use fused::cube::{launches, testing};
 use fused::{
-    AdamW, AdamWState, AdamWStep, DropoutKey, RopeTable, adamw, dropout, embedding, gelu, layer_norm,
+    AdamWState, AdamWStep, DropoutKey, FusedAdamW, RopeTable, adamw, dropout, embedding, gelu, layer_norm,
     linear_cross_entropy_transposed, rms_norm, rope, silu_mul, sum_of_squares,
 };
 
@@ -67,7 +67,7 @@ fn operations_launch_few_kernels() {
         let run = || {
             let (mut parameter, mut state) = (values.clone(), AdamWState::new(&values));
             for _ in 0..count {
-                parameter = adamw(&AdamW::default(), &step, parameter, values.clone(), &mut state).0;
+                parameter = adamw(&FusedAdamW::default(), &step, parameter, values.clone(), &mut state).0;
             }
             parameter.into_data();
         };

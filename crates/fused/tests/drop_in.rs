@@ -6,7 +6,7 @@ use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, module};
-use fused::{AdamW, LinearCrossEntropyConfig};
+use fused::{FusedAdamW, LinearCrossEntropyConfig};
 
 use test_kit::{Values, assert_close, floats, random, random_tensor};
 
@@ -195,7 +195,7 @@ fn steps(model: Model, optim: &mut ModuleOptimizer, steps: std::ops::Range<u64>)
     steps.fold(model, |model, step| model.step(optim, step))
 }
 
-const ADAMW: AdamW = AdamW { beta1: 0.8, beta2: 0.97, epsilon: 1e-6, weight_decay: 0.3 };
+const ADAMW: FusedAdamW = FusedAdamW { beta1: 0.8, beta2: 0.97, epsilon: 1e-6, weight_decay: 0.3 };
 
 /// The second optimizer of each exempts biases from weight decay.
 #[test]
@@ -204,7 +204,7 @@ fn adamw_is_burns_with_equal_settings() {
     let biases = || ParamGroup::from_predicate("bias");
     let mut burns =
         ModuleOptimizer::from(burns.build()).with_group(biases(), burns.with_weight_decay(0.0).build(), None);
-    let mut ours = ModuleOptimizer::from(ADAMW).with_group(biases(), AdamW { weight_decay: 0.0, ..ADAMW }, None);
+    let mut ours = ModuleOptimizer::from(ADAMW).with_group(biases(), FusedAdamW { weight_decay: 0.0, ..ADAMW }, None);
     let model = Model::new();
     let expected = Values::of(&steps(model.clone(), &mut burns, 0..5)).by_path();
     for (path, found) in Values::of(&steps(model, &mut ours, 0..5)).by_path() {

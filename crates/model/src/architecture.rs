@@ -2,8 +2,8 @@
 
 use crate::ModelError;
 use crate::family::Family;
-use crate::hf::{Folder, SourceOf};
-use crate::parameters::fill;
+use crate::hf::{Folder, Source, SourceOf};
+use crate::parameters::{fill, visited};
 use crate::{Batch, Decoder, LanguageModel, Training};
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
@@ -13,6 +13,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::ops::Deref;
 
@@ -21,7 +22,8 @@ use std::ops::Deref;
 /// The families of this crate implement it, and so can a program for a model of its own, whose [`Decoder`] then trains
 /// like theirs: see [`ModelConfig::add`](crate::ModelConfig::add). Derive the serde traits and `JsonSchema`, and give
 /// every key a default with `#[serde(default, deny_unknown_fields)]`; the doc comments of the keys are their
-/// documentation on the command line.
+/// documentation on the command line. Numbers with a fraction are best `f64`, which is written as it was read. Sections
+/// within the section must not be optional.
 pub trait Architecture:
     Debug + Clone + PartialEq + Default + Serialize + DeserializeOwned + JsonSchema + Send + Sync + 'static
 {
@@ -31,13 +33,13 @@ pub trait Architecture:
     /// The value of `model.type`.
     const TYPE: &'static str;
 
-    /// What models of this type are, in a line.
+    /// A one-line description of this type of model.
     const ABOUT: &'static str;
 
     /// The values of `model_type` in Hugging Face's `config.json` that this family reads.
     const MODEL_TYPES: &'static [&'static str] = &[];
 
-    /// What a run must know of the model, with the experts of the section `moe`.
+    /// Returns what a run needs to know about the model. `moe` configures its experts.
     fn family<'a>(&'a self, moe: Option<&'a MoeConfig>) -> Box<dyn Family + 'a>;
 
     /// A model whose parameters are not set yet.
@@ -59,14 +61,14 @@ pub trait Architecture:
     /// # Errors
     /// If the configuration is not supported.
     fn from_hugging_face(folder: &Folder) -> Result<(Self, Option<MoeConfig>), ModelError> {
-        let _ = folder;
-        unreachable!("no folder has a model_type of {}", Self::TYPE)
+        Err(folder.config_error(format!("models of type {} cannot be read from such a folder", Self::TYPE)))
     }
 
-    /// Maps the paths of parameters to their sources in a folder with one of [`MODEL_TYPES`](Self::MODEL_TYPES).
+    /// Maps the paths of parameters to their sources in a folder with one of [`MODEL_TYPES`](Self::MODEL_TYPES). By
+    /// default a tensor has the name of its parameter.
     fn hugging_face_names(folder: &Folder) -> SourceOf {
         let _ = folder;
-        unreachable!("no folder has a model_type of {}", Self::TYPE)
+        Box::new(|path| Source::Same(path.into()))
     }
 }
 
@@ -98,7 +100,23 @@ impl<C: Architecture> AnyArchitecture for C {
 
     fn units(&self, moe: Option<&MoeConfig>, training: &Training, device: &Device) -> Units<Batch> {
         let model = Architecture::model(self, moe, device);
-        model.calls(training).into_units(model)
+        let (family, calls) = (Architecture::family(self, moe), model.calls(training));
+        let (made, listed) = (calls.len(), 1 + family.blocks() + family.calls_after_blocks());
+        assert_eq!(
+            made,
+            listed,
+            "{}: Decoder::calls makes {made} calls, and Family::blocks and calls_after_blocks tell of {listed}",
+            C::TYPE
+        );
+        let has: BTreeSet<_> = visited(&model).into_iter().collect();
+        let listed: BTreeSet<_> = family.parameters().into_iter().map(|of| (of.name, of.shape)).collect();
+        let differ: Vec<_> = has.symmetric_difference(&listed).collect();
+        assert!(
+            differ.is_empty(),
+            "{}: Family::parameters and the module have different parameters: {differ:?}",
+            C::TYPE
+        );
+        calls.into_units(model)
     }
 
     fn set_vocab_size(&mut self, vocab_size: usize) {

@@ -77,8 +77,9 @@ impl From<StepContext> for MicroBatch {
 }
 
 impl MicroBatch {
-    /// The first position that each position attends to; `None` if that is position 0 everywhere.
-    pub(crate) fn first_keys(&self) -> Option<&Tensor<2, Int>> {
+    /// The first position that each position attends to, `[b, t]`, i32, for [`fused::causal_attention`]; `None` if that is
+    /// position 0 everywhere.
+    pub fn first_keys(&self) -> Option<&Tensor<2, Int>> {
         Some(&self.documents.as_ref()?.first_keys_bt)
     }
 

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-/// Why there is no model, no text, or no folder. Each message names the key or the file, and the tensor if there is one.
+/// Why a model cannot be built, text cannot be generated, or a folder cannot be read or written. Each message names the
+/// key or the file, and the tensor if there is one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -94,6 +95,13 @@ pub enum ModelError {
         /// The shape that the configuration implies.
         expected: Vec<usize>,
     },
+}
+
+impl ModelError {
+    /// Of a type of model that has no format in transformers.
+    pub(crate) fn without_format(kind: &str) -> Self {
+        Self::NotExpressible { key: "model.type", reason: format!("transformers has no model of {kind} type") }
+    }
 }
 
 impl From<String> for ModelError {

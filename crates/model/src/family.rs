@@ -17,8 +17,8 @@ pub type Size = (&'static str, usize);
 
 /// A model of some family, known by its configuration. Nothing here creates modules.
 ///
-/// The defaults are those of a model without experts that ranks do not split beyond data, pipeline and sharding, whose
-/// blocks are called `blocks.0`, `blocks.1` and so on, and whose memory and FLOPs are estimated from its matrices.
+/// The defaults describe a model without experts and without tensor or context parallelism. Its blocks are named
+/// `blocks.0`, `blocks.1` and so on. Memory and FLOPs are estimated from its matrices.
 pub trait Family {
     /// Number of blocks, without embedding and head.
     fn blocks(&self) -> usize;
@@ -49,8 +49,8 @@ pub trait Family {
         Ok(())
     }
 
-    /// The number of parameters, in floating point so that it cannot overflow. A family with a formula counts sizes that
-    /// nobody has checked yet, of which [`parameters`](Self::parameters) would list too many.
+    /// The number of parameters, in floating point so that it cannot overflow. Override it with a formula if an
+    /// unvalidated configuration could make [`parameters`](Self::parameters) too long to list.
     fn parameter_count(&self) -> f64 {
         self.parameters().iter().map(ParameterSpec::len).sum()
     }
@@ -69,11 +69,16 @@ pub trait Family {
     /// What the number of tensor-parallel ranks must divide: heads and columns. A size of 1 allows no tensor
     /// parallelism.
     fn tensor_parallel_sizes(&self) -> Vec<Size> {
-        vec![("the parts into which this type of model can be split", 1)]
+        vec![("the 1 part that this type of model has", 1)]
     }
 
-    /// Whether ranks can split the sequences of a forward, as those of `Training::parallel` say.
+    /// Whether the model supports context parallelism ([`Training::parallel`](crate::Training::parallel)).
     fn context_parallel(&self) -> bool {
+        false
+    }
+
+    /// Whether attention keeps to the documents of a batch ([`MicroBatch::first_keys`](crate::MicroBatch::first_keys)).
+    fn document_masking(&self) -> bool {
         false
     }
 

@@ -30,6 +30,12 @@
 //! Shape suffixes: `b` sequences, `t` positions, `s` positions on this rank, `d` width of the residual stream, `h`
 //! heads, `v` vocabulary (in attention: width of a value), `c` columns of a cache, `r` rank of a latent, `p` width of a
 //! rotated key.
+//!
+//! DeepSeek in a training loop of your own, `cargo run --example own_loop`:
+//!
+//! ```ignore
+#![doc = include_str!("../examples/own_loop.rs")]
+//! ```
 
 mod architecture;
 mod batch;
@@ -66,7 +72,9 @@ pub use generate::{Generation, Sampling, generate};
 pub use gpt2::{Gpt2, Gpt2Config};
 pub use init::Initial;
 pub use language_model::{Decoder, LanguageModel};
-pub use layers::{BlockOutput, LayerNorm, Mlp, RmsNorm, Rope, RopeScaling, RopeType, VocabularyHead, YarnConfig};
+pub use layers::{
+    BlockOutput, LayerNorm, Mlp, RmsNorm, Rope, RopeScaling, RopeType, VocabularyHead, YarnConfig, moe_parameters,
+};
 pub use llama::{Llama, LlamaConfig};
 pub use mtp_batch::MtpBatch;
 pub use parallel::Parallel;

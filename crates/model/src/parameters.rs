@@ -142,8 +142,9 @@ pub fn visited<M: Module>(module: &M) -> Vec<(String, Vec<usize>)> {
     list.found
 }
 
-/// The parameters of a module that ranks do not split beyond data, pipeline and sharding, for
-/// [`Family::parameters`](crate::Family::parameters). Initial values are those of GPT-2: normal numbers with a standard
+/// Lists the parameters of a module that uses neither tensor nor expert parallelism, for
+/// [`Family::parameters`](crate::Family::parameters); take those of a [`MoeLayer`](moe::MoeLayer) from
+/// [`moe_parameters`](crate::moe_parameters). Initial values are those of GPT-2: normal numbers with a standard
 /// deviation of 0.02 for tensors of two dimensions or more, zeros for vectors called `bias` or `beta`, ones for other
 /// vectors, the gains of norms. A table called `embed` is only looked up.
 pub fn parameters_of<M: Module>(module: &M) -> Vec<ParameterSpec> {

@@ -70,13 +70,14 @@ fn entries() -> Vec<Entry> {
 pub struct ModelConfig(Box<dyn AnyArchitecture>);
 
 impl ModelConfig {
-    /// Adds a family of the program's own, before any configuration is read. Adding it again changes nothing.
+    /// Adds a family of the program's own. Call it before you read a configuration; adding it again changes nothing.
     ///
     /// # Panics
     /// If another family has its [`TYPE`](Architecture::TYPE).
     pub fn add<C: Architecture>() {
-        match entries().iter().find(|entry| entry.type_name == C::TYPE) {
-            None => ADDED.write().unwrap_or_else(PoisonError::into_inner).push(Entry::of::<C>()),
+        let mut added = ADDED.write().unwrap_or_else(PoisonError::into_inner);
+        match OWN.iter().chain(added.iter()).find(|entry| entry.type_name == C::TYPE) {
+            None => added.push(Entry::of::<C>()),
             Some(entry) => {
                 let is_same = (entry.default)().0.get::<C>().is_some();
                 assert!(is_same, "model.type {} is another family's: give Architecture::TYPE another value", C::TYPE);
@@ -113,7 +114,7 @@ impl ModelConfig {
     /// passes.
     ///
     /// # Errors
-    /// See [`Family::validate`]; also if a model without experts is given some.
+    /// See [`Family::validate`]; also if `moe` is given for a type without experts.
     pub fn validate(&self, moe: Option<&MoeConfig>) -> Result<(), ModelError> {
         let families = Self::families();
         let with_experts = || families.iter().filter(|(_, moe)| moe.is_some()).map(|(family, _)| family.type_name());
@@ -254,7 +255,10 @@ impl<'de> Deserialize<'de> for ModelConfig {
         let entry = entries().into_iter().find(|entry| kind.as_str() == Some(entry.type_name));
         let entry = entry.ok_or_else(|| {
             let types = Self::types().join(", ");
-            D::Error::custom(format!("model.type is {}: give one of {types}", kind.as_str().unwrap_or("not a name")))
+            let kind = kind.as_str().unwrap_or("not a name");
+            D::Error::custom(format!(
+                "model.type is {kind}: give one of {types}, or run the program that adds this type"
+            ))
         })?;
         (entry.read)(Value::Mapping(keys)).map_err(D::Error::custom)
     }

@@ -58,7 +58,7 @@ impl Training {
     }
 
     /// Adds a call for each of the blocks, which may have experts. Their token assignments are recorded.
-    pub(crate) fn add_blocks<M: 'static, K: Module + 'static>(
+    pub fn add_blocks<M: 'static, K: Module + 'static>(
         &self,
         calls: &mut Calls<M, Batch>,
         (blocks, number): (fn(&M) -> &[K], usize),

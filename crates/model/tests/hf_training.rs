@@ -5,7 +5,7 @@ mod common;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use common::load;
-use fsdp::{AdamW, Fsdp, FsdpConfig, FsdpError, Optimizers};
+use fsdp::{Fsdp, FsdpConfig, FsdpError, FusedAdamW, Optimizers};
 use model::{Batch, ExpertLoads, MicroBatch, Parallel, StepContext, Targets, Training};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ fn trained(name: &'static str, ranks: usize) -> Vec<[f64; 2]> {
         let (rank, config) = (
             comm.rank(),
             FsdpConfig {
-                optimizers: Optimizers::new(AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 }),
+                optimizers: Optimizers::new(FusedAdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 }),
                 clip_grad_norm: Some(1.0),
                 ..FsdpConfig::default()
             },

@@ -62,6 +62,12 @@
 //!
 //! Shape suffixes: `b` sequences, `t` positions, `n` = b x t tokens, `d` hidden width, `h` expert width, `e` experts,
 //! `k` choices per token, `c` candidates per token, `r` rows, `p` and `q` widths of a product.
+//!
+//! A whole program, `cargo run --example expert_layer`:
+//!
+//! ```ignore
+#![doc = include_str!("../examples/expert_layer.rs")]
+//! ```
 
 mod balance;
 mod config;

@@ -36,6 +36,12 @@
 //! 1  .  F0 B0 =  F1 B1 =  .  .\n");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! Every schedule as a picture, `cargo run --example draw`:
+//!
+//! ```ignore
+#![doc = include_str!("../examples/draw.rs")]
+//! ```
 
 mod action;
 mod gpipe;

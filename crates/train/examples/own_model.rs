@@ -78,8 +78,8 @@ impl Decoder for Tiny {
         let (mut calls, training, vocab) = (fsdp::Calls::new(), training.clone(), self.vocab_size);
         training.add_embedding(&mut calls, |tiny: &Self| &tiny.embed, vocab);
         for i in 0..self.blocks.len() {
-            let forward = |block: &Block, x: Tensor<3>, _: &Batch| {
-                block.forward(x, |[q, k, v]| fused::causal_attention(q, k, v, SCALE, 0, None))
+            let forward = |block: &Block, x: Tensor<3>, batch: &Batch| {
+                block.forward(x, |[q, k, v]| fused::causal_attention(q, k, v, SCALE, 0, batch.micro.first_keys()))
             };
             calls.then(format!("blocks.{i}"), move |tiny: &Self| &tiny.blocks[i], forward);
         }
@@ -133,8 +133,17 @@ impl Family for TinyConfig {
         ("model.context", self.context)
     }
 
+    fn document_masking(&self) -> bool {
+        true
+    }
+
     fn validate(&self) -> Result<(), ModelError> {
-        match self.layers > 0 && self.context > 0 && self.width > 0 && self.width.is_multiple_of(HEAD_DIM) {
+        for (key, size) in [("layers", self.layers), ("context", self.context), ("width", self.width)] {
+            if size == 0 {
+                return Err(format!("model.{key} is 0: give at least 1").into());
+            }
+        }
+        match self.width.is_multiple_of(HEAD_DIM) {
             true => Ok(()),
             false => Err(format!("model.width is {}: give a multiple of {HEAD_DIM}", self.width).into()),
         }

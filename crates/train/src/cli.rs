@@ -15,7 +15,7 @@ use crate::commands::report::{self, ReportArgs};
 use crate::commands::train::{TrainArgs, launch};
 use crate::config::add_family;
 use crate::error::TrainError;
-use crate::launch::Launch;
+use crate::host::launch::Launch;
 use crate::program;
 use crate::terminal;
 use crate::unknown_argument;
@@ -107,6 +107,8 @@ impl Program {
 
 fn run() -> ExitCode {
     program::set_name();
+    // SAFETY: SIG_IGN runs no code of this program. A file beyond `ulimit -f` then gives an error, like a full disk.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let command = command();
     let args: Vec<String> = env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     let matches = command.clone().try_get_matches();
@@ -124,7 +126,8 @@ fn run() -> ExitCode {
 
 /// The whole command line.
 fn command() -> clap::Command {
-    Cli::command().name(program::name()).after_help(presets::help())
+    let completions = |command: clap::Command| command.long_about(completions::about());
+    Cli::command().name(program::name()).mut_subcommand("completions", completions).after_help(presets::help())
 }
 
 impl Command {

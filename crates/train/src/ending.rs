@@ -1,7 +1,7 @@
 //! The last lines of a run: its result, and commands to type next.
 
 use crate::format::{count, duration, human, quoted};
-use crate::launch::Launch;
+use crate::host::launch::Launch;
 use crate::program;
 use crate::terminal::{detail_to_stderr, to_stderr};
 use crate::trainer::Outcome;

@@ -1,4 +1,4 @@
-//! The program `kiln`, which is `train` under the name that `cargo install` gives it.
+//! The program `train` under a second name, `kiln`.
 
 #[path = "main.rs"]
 mod program;

@@ -1,8 +1,18 @@
 //! Trains language models on many ranks: configuration, data, training loop, run folder, command line.
 //!
 //! ```text
-//! cli ─> config ─> data ─> run ─> one trainer per rank ─> fsdp (units of model) ─> metrics ─> validation, sample
+//! cli, commands ─> config ─> plan ─> data ─> one trainer per rank ─> fsdp (units of model) ─> reporting, run
 //! ```
+//!
+//! | Folder | Holds |
+//! |---|---|
+//! | `host` | the machine, its devices, and how the ranks were started |
+//! | `config` | keys, presets, files, checks |
+//! | `plan` | what a run will need: units, memory, traffic |
+//! | `reporting` | metrics and progress |
+//! | `run` | a run on disk: folder, checkpoints, resuming |
+//! | `trainer` | the work of a rank: batches, steps, validation, samples |
+//! | `commands` | the subcommands |
 //!
 //! It has no models, no sharding and no kernels of its own: those are crates below it.
 //!
@@ -17,54 +27,37 @@
 //! assert_eq!(config.moe.map(|moe| moe.top_k), Some(2));
 //! # Ok::<(), train::config::ConfigError>(())
 //! ```
+//!
+//! A model of your own on this command line, `cargo run --example own_model`:
+//!
+//! ```ignore
+#![doc = include_str!("../examples/own_model.rs")]
+//! ```
 
 pub mod allocator;
 mod atomic_write;
-mod batch;
-mod batches;
 mod cli;
 mod commands;
 pub mod config;
-mod copies;
-mod data_mark;
-mod device;
 mod dry_run;
-mod end_of_text;
 mod ending;
-mod epochs;
 mod error;
 mod format;
 mod hints;
-mod job;
-mod launch;
-mod layout;
-mod machine;
-mod memory_check;
-mod metrics;
+mod host;
 mod overview;
+mod plan;
 mod program;
-mod progress;
-mod recorder;
-mod resume;
+mod reporting;
 mod run;
-mod run_folder;
-mod run_options;
-mod saved;
-mod saver;
-mod step_line;
 mod terminal;
-mod trained;
 mod trainer;
-mod units;
+mod training;
 mod unknown_argument;
-mod validation;
-mod vocabulary;
-mod workload;
-mod z_score;
 
 pub use cli::{Program, cli};
-pub use device::Devices;
 pub use error::TrainError;
-pub use run::train;
-pub use run_options::RunOptions;
+pub use host::device::Devices;
+pub use run::options::RunOptions;
 pub use trainer::{Outcome, Pace};
+pub use training::train;

@@ -15,7 +15,5 @@ pub fn main() -> std::process::ExitCode {
     // SAFETY: sets a number in mimalloc's table of options. -1 keeps freed memory for the next step instead of
     // returning it.
     unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, -1) };
-    // SAFETY: SIG_IGN runs no code of this program. A file beyond `ulimit -f` then gives an error, like a full disk.
-    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     train::cli().run()
 }

@@ -12,12 +12,12 @@
 //! ╰────────────────────────────────────────────────────────────────────────────────────────────╯
 //! ```
 
-use crate::device::Devices;
 use crate::format::{count, human, human_count, wrapped};
-use crate::job::Job;
-use crate::memory_check::Estimate;
-use crate::resume::Resume;
+use crate::host::device::Devices;
+use crate::plan::memory_check::Estimate;
+use crate::run::resume::Resume;
 use crate::terminal;
+use crate::trainer::job::Job;
 use fsdp::FloatType;
 
 /// Maximum width of the box, also used if stderr is not a terminal.

@@ -1,6 +1,7 @@
-//! The name under which the program was started, for the commands in messages: `train`, `kiln`, or that of a program with
-//! models of its own.
+//! The name under which the program was started, for the commands in messages: `train`, `kiln`, or that of a program
+//! with models of its own.
 
+use crate::format::quoted;
 use std::env;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -9,10 +10,10 @@ static NAME: OnceLock<String> = OnceLock::new();
 
 /// Takes the name from the command line. Without this it is `train`.
 pub(crate) fn set_name() {
-    let called = env::args().next();
-    let stem = called.as_deref().and_then(|called| Path::new(called).file_stem()?.to_str());
-    if let Some(stem) = stem {
-        let _ = NAME.set(stem.into());
+    let called = env::args_os().next();
+    let name = called.as_deref().and_then(|called| Path::new(called).file_name()?.to_str());
+    if let Some(name) = name {
+        let _ = NAME.set(quoted(name.strip_suffix(env::consts::EXE_SUFFIX).unwrap_or(name)));
     }
 }
 
@@ -23,5 +24,5 @@ pub(crate) fn name() -> &'static str {
 
 /// The name or path under which the program was called, for a command to paste.
 pub(crate) fn path() -> String {
-    env::args().next().unwrap_or_else(|| name().into())
+    env::args_os().next().map_or_else(|| name().into(), |called| called.to_string_lossy().into_owned())
 }

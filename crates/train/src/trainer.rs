@@ -1,26 +1,34 @@
 //! The work of one rank in a run.
 
+pub(crate) mod batch;
+pub(crate) mod batches;
+pub(crate) mod epochs;
+pub(crate) mod job;
 mod pace;
+pub(crate) mod recorder;
 mod reporting;
 mod sampling;
 mod saving;
 mod validating;
+pub(crate) mod validation;
+pub(crate) mod vocabulary;
+pub(crate) mod z_score;
 
 use crate::allocator::allocated;
-use crate::batch::{BatchMaker, RowCounts};
-use crate::batches::{Batches, MicroBatchRows};
 use crate::config::learning_rate::learning_rate;
 use crate::config::{Config, OnNonFinite, TrainConfig};
-use crate::device;
 use crate::error::TrainError;
 use crate::format::count;
-use crate::job::{Job, MEASURED};
-use crate::recorder::Recorder;
-use crate::resume::Resume;
-use crate::run_folder::RunFolder;
-use crate::saver::Saver;
-use crate::units::{units, update_selection_biases};
-use crate::z_score::Recent;
+use crate::host::device;
+use crate::plan::units::{units, update_selection_biases};
+use crate::run::folder::RunFolder;
+use crate::run::resume::Resume;
+use crate::run::saver::Saver;
+use crate::trainer::batch::{BatchMaker, RowCounts};
+use crate::trainer::batches::{Batches, MicroBatchRows};
+use crate::trainer::job::{Job, MEASURED};
+use crate::trainer::recorder::Recorder;
+use crate::trainer::z_score::Recent;
 use burn::tensor::Device;
 use checkpoint::{Best, Lowest};
 use comm::Communicator;

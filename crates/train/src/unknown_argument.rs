@@ -5,7 +5,7 @@ mod foreign;
 use crate::config::{
     Config, ModelConfig, Source, keys, last_part, nearest, preset_meant, strategy_called, synonyms, value_called,
 };
-use crate::resume::LATEST;
+use crate::run::resume::LATEST;
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 use std::path::Path;

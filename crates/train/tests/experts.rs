@@ -5,8 +5,8 @@ use burn::nn::Embedding;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use comm::{Axis, Communicator, Mesh, RankFailure, TensorParallel, run_ranks};
 use fsdp::{
-    ActivationCheckpointing, AdamW, Category, FloatType, Fsdp, FsdpConfig, FsdpError, Optimizers, Part, PipelineConfig,
-    Precision, Schedule, Strategy, UnitId, Units, Wrap,
+    ActivationCheckpointing, Category, FloatType, Fsdp, FsdpConfig, FsdpError, FusedAdamW, Optimizers, Part,
+    PipelineConfig, Precision, Schedule, Strategy, UnitId, Units, Wrap,
 };
 use model::deepseek::{Block, Head};
 use model::{DeepSeek, DeepSeekConfig, Parallel, StepContext, Targets};
@@ -156,7 +156,7 @@ impl Case {
     /// The optimizer's epsilon is so large that a step is the running mean of gradients times a constant, so an error
     /// in a gradient shows up whatever the loss does.
     fn moves(&self) -> (Vec<Vec<Vec<f32>>>, Vec<f64>) {
-        let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
+        let adamw = FusedAdamW { epsilon: 1e3, weight_decay: 0.0, ..FusedAdamW::default() };
         let case = Self {
             config: FsdpConfig { optimizers: Optimizers::new(adamw), clip_grad_norm: None, ..self.config.clone() },
             ..self.clone()

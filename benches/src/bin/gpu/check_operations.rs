@@ -6,7 +6,7 @@ use crate::numbers::{Numbers, tensor};
 use crate::operations::{Operation, Shapes, operations};
 use crate::report::dtype_name;
 use burn::tensor::{DType, Device, Tensor};
-use fused::{AdamW, AdamWState, AdamWStep, adamw, sum_of_squares};
+use fused::{AdamWState, AdamWStep, FusedAdamW, adamw, sum_of_squares};
 
 impl Check {
     /// Compares results, the gradients of all inputs, and the optimizer, whose state is f32.
@@ -78,7 +78,7 @@ impl Check {
                 AdamWStep { lr: 1e-2, decayed: len / 2, gradient_scale: 0.5, factor: None, copy: Some(DType::BF16) };
             let mut copy = None;
             for _ in 0..2 {
-                (parameter, copy) = adamw(&AdamW::default(), &step, parameter, gradient.clone(), &mut state);
+                (parameter, copy) = adamw(&FusedAdamW::default(), &step, parameter, gradient.clone(), &mut state);
             }
             (parameter, state.mean, state.square, sum_of_squares(gradient), copy.expect("a copy"))
         };

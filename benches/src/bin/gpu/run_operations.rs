@@ -6,7 +6,7 @@ use crate::operations::{Gpt2, Operation, operations};
 use crate::report::{Record, Report, dtype_name};
 use crate::timer::{finite, seconds};
 use burn::tensor::{DType, Device, Tensor};
-use fused::{AdamW, AdamWState, AdamWStep, adamw, sum_of_squares};
+use fused::{AdamWState, AdamWStep, FusedAdamW, adamw, sum_of_squares};
 
 /// Measures all of them.
 pub fn measure(device: &Device, sizes: &Sizes, report: &mut Report) {
@@ -50,7 +50,7 @@ fn of_operation(operation: &Operation, device: &Device, sizes: &Sizes, report: &
 fn optimizer(model: &Gpt2, device: &Device, sizes: &Sizes, report: &mut Report) {
     let (len, dtype) = (model.parameters, DType::F32);
     let on = |seed| Numbers(seed).tensor::<1>([len], 0.25, dtype, device);
-    let (gradient, config) = (on(131), AdamW::default());
+    let (gradient, config) = (on(131), FusedAdamW::default());
     let mut note = |op: &str, bytes: usize, time| {
         let bytes = (bytes * len) as f64;
         report.measured(Record { bytes, ..record(op.into(), model.name, len, dtype) }, time);

@@ -54,6 +54,16 @@ impl<M: 'static, B: 'static> Calls<M, B> {
         Self(vec![])
     }
 
+    /// Returns the number of calls.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns whether there are no calls.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Adds the first call: from the batch to an activation. `path` is the path of fields to the part.
     pub fn first<P: Module + 'static, X: Activations>(
         &mut self,

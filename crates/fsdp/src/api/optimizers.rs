@@ -1,11 +1,10 @@
 //! The optimizers of a model's parameters.
 
 use burn::optim::{
-    AdaGrad, Adam, AdamW as BurnAdamW, Adan, DynState, Lion, Optimizer, RecordState, RmsProp, Sgd, StateSink,
-    StateSource,
+    AdaGrad, Adam, AdamW, Adan, DynState, Lion, Optimizer, RecordState, RmsProp, Sgd, StateSink, StateSource,
 };
 use burn::tensor::{Device, Tensor};
-use fused::AdamW;
+use fused::FusedAdamW;
 use std::fmt;
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ pub trait Elementwise: Optimizer {}
 
 impl Elementwise for AdaGrad {}
 impl Elementwise for Adam {}
-impl Elementwise for BurnAdamW {}
+impl Elementwise for AdamW {}
 impl Elementwise for Adan {}
 impl Elementwise for Lion {}
 impl Elementwise for RmsProp {}
@@ -27,7 +26,7 @@ impl Elementwise for Sgd {}
 
 /// The optimizers of a model's parameters: one for all, or others for some groups.
 ///
-/// [`AdamW`], the default, is Kiln's own: it makes a step in one pass, and decays matrices only. Optimizers of Burn
+/// [`FusedAdamW`], the default, is Kiln's own: it makes a step in one pass, and decays matrices only. Optimizers of Burn
 /// treat all parameters of their group alike.
 ///
 /// ```
@@ -65,12 +64,12 @@ pub struct AnyOptimizer(Kind);
 
 #[derive(Clone)]
 pub(crate) enum Kind {
-    Fused(AdamW),
+    Fused(FusedAdamW),
     Burn(Arc<dyn FlatOptimizer>),
 }
 
-impl From<AdamW> for AnyOptimizer {
-    fn from(adamw: AdamW) -> Self {
+impl From<FusedAdamW> for AnyOptimizer {
+    fn from(adamw: FusedAdamW) -> Self {
         Self(Kind::Fused(adamw))
     }
 }
@@ -124,7 +123,7 @@ impl Optimizers {
 
 impl Default for Optimizers {
     fn default() -> Self {
-        Self::new(AdamW::default())
+        Self::new(FusedAdamW::default())
     }
 }
 

@@ -147,9 +147,9 @@ impl<B: 'static> Units<B> {
         self.first_error = first_error;
     }
 
-    /// Cuts the matrices and vectors for whose names `cut` returns a cut. Each of [`FsdpConfig::tp`](crate::FsdpConfig)
-    /// ranks holds a part, and the function of a call gets that part and returns values for this rank's rows. Losses
-    /// that it returns are this rank's shares, which add up.
+    /// Splits the matrices and vectors for whose names `tensor_shard` returns how. Each of
+    /// [`FsdpConfig::tp`](crate::FsdpConfig) ranks holds a part, and the function of a call gets that part and returns
+    /// values for this rank's rows. Losses that it returns are this rank's shares, which add up.
     pub fn tensor_parallel(&mut self, tensor_shard: impl Fn(&str) -> Option<TensorShard> + 'static) {
         self.rules.tensor_shard = Box::new(tensor_shard);
     }

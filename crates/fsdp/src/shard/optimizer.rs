@@ -7,7 +7,7 @@ use crate::shard::tensor_shard::Sliced;
 use crate::{FsdpError, Layout};
 use burn::optim::{DynState, StateSource};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use fused::{AdamW, AdamWState, AdamWStep, adamw};
+use fused::{AdamWState, AdamWStep, FusedAdamW, adamw};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ struct Segment {
 enum Stepper {
     /// The segment starts with elements of matrices; only these decay.
     Fused {
-        config: AdamW,
+        config: FusedAdamW,
         decayed: usize,
         state: Option<AdamWState>,
     },
@@ -118,7 +118,7 @@ impl ShardOptimizer {
     /// Takes back the last step, which had no effect because its gradient's factor turned out to be below 0.
     ///
     /// # Panics
-    /// If an optimizer is not [`AdamW`]; others wait until the factor is known.
+    /// If an optimizer is not [`FusedAdamW`]; others wait until the factor is known.
     pub fn take_back(&mut self) {
         self.steps -= 1;
         for segment in &mut self.segments {

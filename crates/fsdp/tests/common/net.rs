@@ -9,7 +9,7 @@ use burn::tensor::{Device, Tensor};
 use fsdp::{
     ActivationCheckpointing, Calls, Fsdp, FsdpConfig, FsdpError, Optimizers, PipelineConfig, Schedule, Strategy,
 };
-use fused::AdamW;
+use fused::FusedAdamW;
 use std::collections::BTreeMap;
 use test_kit::{Values, on_ranks};
 
@@ -73,8 +73,8 @@ pub fn batch() -> Batch {
     Tensor::<1>::from_floats(values.as_slice(), &Device::flex()).reshape([8, 3, 8])
 }
 
-pub fn adamw() -> AdamW {
-    AdamW { weight_decay: 0.0, ..AdamW::default() }
+pub fn adamw() -> FusedAdamW {
+    FusedAdamW { weight_decay: 0.0, ..FusedAdamW::default() }
 }
 
 /// Returns a rank's share of the sequences, as two micro-batches.

@@ -28,12 +28,12 @@ use cpu::{Element, Pieces, team, vectorised};
 ///
 /// | | `beta1` | `beta2` | `epsilon` | `weight_decay` |
 /// |---|---|---|---|---|
-/// | `fused::AdamW` | 0.9 | 0.95 | 1e-8 | 0.1 |
+/// | `fused::FusedAdamW` | 0.9 | 0.95 | 1e-8 | 0.1 |
 /// | `burn::optim::AdamWConfig` | 0.9 | 0.999 | 1e-5 | 1e-4 |
 ///
 /// # As an optimizer of Burn
 ///
-/// `ModuleOptimizer::from(AdamW::default())` is an optimizer for any module, with Burn's parameter groups, gradient
+/// `ModuleOptimizer::from(FusedAdamW::default())` is an optimizer for any module, with Burn's parameter groups, gradient
 /// clipping and records. As in PyTorch, weight decay applies to every tensor that the optimizer is given, biases and
 /// gains of norms too; a parameter group exempts them:
 ///
@@ -42,13 +42,13 @@ use cpu::{Element, Pieces, team, vectorised};
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::optim::{GradientsParams, ModuleOptimizer};
 /// use burn::tensor::{Device, Tensor};
-/// use fused::AdamW;
+/// use fused::FusedAdamW;
 ///
 /// let device = Device::flex().autodiff();
 /// let model: Linear = LinearConfig::new(4, 2).init(&device);
-/// let mut optim = ModuleOptimizer::from(AdamW::default()).with_group(
+/// let mut optim = ModuleOptimizer::from(FusedAdamW::default()).with_group(
 ///     ParamGroup::from_predicate("bias"),
-///     AdamW { weight_decay: 0.0, ..AdamW::default() },
+///     FusedAdamW { weight_decay: 0.0, ..FusedAdamW::default() },
 ///     None,
 /// );
 /// let loss = model.forward(Tensor::<2>::ones([3, 4], &device)).powi_scalar(2).mean();
@@ -60,7 +60,7 @@ use cpu::{Element, Pieces, team, vectorised};
 /// Moments are f32. A parameter of bf16 or f16 is updated in f32 and rounded, so a change below half its precision is
 /// lost.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AdamW {
+pub struct FusedAdamW {
     /// Decay rate of the mean of gradients.
     pub beta1: f64,
     /// Decay rate of the mean of squared gradients.
@@ -71,7 +71,7 @@ pub struct AdamW {
     pub weight_decay: f64,
 }
 
-impl Default for AdamW {
+impl Default for FusedAdamW {
     fn default() -> Self {
         Self { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 }
     }
@@ -118,7 +118,7 @@ pub struct AdamWStep {
 /// If lengths differ, if gradient or copy are not f32, bf16 or f16, or if parameter, state or factor are not f32. The
 /// state is then unchanged.
 pub fn adamw(
-    config: &AdamW,
+    config: &FusedAdamW,
     step: &AdamWStep,
     parameter: Tensor<1>,
     gradient: Tensor<1>,
@@ -172,7 +172,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    fn new(config: &AdamW, step: &AdamWStep, steps: i32) -> Self {
+    fn new(config: &FusedAdamW, step: &AdamWStep, steps: i32) -> Self {
         Self {
             decayed: step.decayed,
             gradient_scale: step.gradient_scale as f32,

@@ -1,10 +1,10 @@
-//! [`AdamW`] as one of Burn's optimizers: each parameter is flattened, which copies nothing if it is contiguous.
+//! [`FusedAdamW`] as one of Burn's optimizers: each parameter is flattened, which copies nothing if it is contiguous.
 
-use super::{AdamW, AdamWState, AdamWStep, adamw};
+use super::{AdamWState, AdamWStep, FusedAdamW, adamw};
 use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{DType, Device, Shape, Tensor};
 
-impl Optimizer for AdamW {
+impl Optimizer for FusedAdamW {
     type State<const D: usize> = AdamWState<D>;
 
     fn step<const D: usize>(

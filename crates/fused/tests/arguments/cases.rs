@@ -4,7 +4,7 @@ use burn::backend::Flex;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Device, Int, Tensor};
 use fused::{
-    AdamW, AdamWState, AdamWStep, AttentionPart, ClipRule, DropoutKey, LinearCrossEntropyConfig, RopeTable, Rows,
+    AdamWState, AdamWStep, AttentionPart, ClipRule, DropoutKey, FusedAdamW, LinearCrossEntropyConfig, RopeTable, Rows,
 };
 use test_kit::arguments::{Case, Draw};
 
@@ -210,7 +210,7 @@ pub const CASES: &[Case] = &[
         let factor = draw.coin().then(|| draw.plain([1], DType::F32));
         let step = AdamWStep { lr: 0.1, decayed: draw.below(2 * n), gradient_scale: 1.0, factor, copy };
         let shape = parameter.dims();
-        let (parameter, copy) = fused::adamw(&AdamW::default(), &step, parameter, gradient, &mut state);
+        let (parameter, copy) = fused::adamw(&FusedAdamW::default(), &step, parameter, gradient, &mut state);
         let state = [state.mean, state.square].into_iter();
         state.chain([parameter]).chain(copy).for_each(|result| draw.output(result, shape));
     }),

@@ -32,8 +32,8 @@ impl Workload {
         CallBytes { input: input as usize, graph: (input + NODES * kept) as usize, backward: backward as usize }
     }
 
-    /// A call of whose operations only the matrices are known, by the prefix of their names: it keeps the inputs and
-    /// the outputs of their products.
+    /// Estimates a call from the matrices whose names start with `prefix`: it keeps the inputs and the outputs of their
+    /// products.
     pub(crate) fn products_bytes(&self, d: f64, prefix: &str, parameters: &[ParameterSpec]) -> CallBytes {
         let of_call = parameters.iter().filter(|parameter| parameter.name.starts_with(prefix));
         let width = |parameter: &ParameterSpec| match parameter.shape[..] {

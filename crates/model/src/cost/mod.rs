@@ -75,7 +75,8 @@ pub(crate) fn product_flops(blocks: usize, calls_after_blocks: usize, parameters
     let mut calls = vec![Flops::default(); 1 + last];
     for parameter in parameters {
         let block = || parameter.name.strip_prefix("blocks.")?.split('.').next()?.parse::<usize>().ok();
-        calls[block().map_or(last, |block| 1 + block)].products += parameter.flops_per_token();
+        let call = block().map_or(last, |block| 1 + block);
+        calls[call.min(last)].products += parameter.flops_per_token();
     }
     calls
 }

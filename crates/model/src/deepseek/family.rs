@@ -160,6 +160,10 @@ impl Family for DeepSeekFamily<'_> {
         true
     }
 
+    fn document_masking(&self) -> bool {
+        true
+    }
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         parameters::parameters(self.shape, &self.moe)
     }

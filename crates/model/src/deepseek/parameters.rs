@@ -1,6 +1,6 @@
 //! The parameters of a DeepSeek.
 
-use crate::layers::mixture::{mixture, swiglu};
+use crate::layers::mixture::{moe_parameters, swiglu};
 use crate::{DeepSeekConfig, ParameterSpec};
 use comm::TensorShard;
 use moe::MoeConfig;
@@ -52,7 +52,7 @@ fn block(shape: &DeepSeekConfig, moe: &MoeConfig, name: &str, layer: usize) -> V
     ]);
     match layer < shape.first_k_dense_replace {
         true => all.extend(swiglu(&field("mlp.Dense"), d, shape.intermediate_size)),
-        false => all.extend(mixture(&field("mlp.Moe"), d, moe)),
+        false => all.extend(moe_parameters(&field("mlp.Moe"), d, moe)),
     }
     all
 }

@@ -102,6 +102,10 @@ impl Family for Gpt2Family<'_> {
         true
     }
 
+    fn document_masking(&self) -> bool {
+        true
+    }
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         parameters::parameters(self.shape)
     }

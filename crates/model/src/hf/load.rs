@@ -26,9 +26,9 @@ impl Pretrained {
     pub fn load(folder: &Folder, device: &Device) -> Result<Self, ModelError> {
         let (config, moe) = ModelConfig::from_hugging_face(folder)?;
         let family = config.family(moe.as_ref());
+        let format = family.hugging_face().ok_or_else(|| ModelError::without_format(config.type_name()))?;
         let source_of = names(folder)?;
         let model = config.model(moe.as_ref(), device).fill(|path, shape| values(folder, &source_of(path), shape))?;
-        let format = family.hugging_face().expect("a family that reads folders knows their format");
         format.check(folder)?;
         let unread = folder.unread().into_iter().filter(|name| !format.is_buffer(name)).collect();
         drop(format);

@@ -16,7 +16,6 @@ pub enum Mlp {
 
 /// The output of a block.
 #[derive(Debug, Clone)]
-#[non_exhaustive]
 pub struct BlockOutput {
     /// The residual stream.
     pub x_btd: Tensor<3>,

@@ -10,6 +10,7 @@ mod rope_scaling;
 pub(crate) mod vocabulary;
 mod yarn;
 
+pub use mixture::moe_parameters;
 pub use mlp::{BlockOutput, Mlp};
 pub use norm::{LayerNorm, RmsNorm};
 pub use rope::Rope;

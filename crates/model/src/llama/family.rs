@@ -177,6 +177,10 @@ impl Family for LlamaFamily<'_> {
         true
     }
 
+    fn document_masking(&self) -> bool {
+        true
+    }
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         parameters::parameters(self.shape, self.moe)
     }

@@ -1,6 +1,6 @@
 //! The parameters of a Llama.
 
-use crate::layers::mixture::{mixture, swiglu};
+use crate::layers::mixture::{moe_parameters, swiglu};
 use crate::{LlamaConfig, ParameterSpec};
 use comm::TensorShard;
 use moe::MoeConfig;
@@ -43,7 +43,7 @@ fn block(shape: &LlamaConfig, moe: Option<&MoeConfig>, layer: usize) -> Vec<Para
     }
     all.push(ParameterSpec::gain(field("post_attention_layernorm.gamma"), d));
     match shape.experts_of(layer, moe) {
-        Some(moe) => all.extend(mixture(&field("mlp.Moe"), d, moe)),
+        Some(moe) => all.extend(moe_parameters(&field("mlp.Moe"), d, moe)),
         None => all.extend(swiglu(&field("mlp.Dense"), d, shape.intermediate_size)),
     }
     all

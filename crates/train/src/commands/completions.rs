@@ -1,21 +1,27 @@
 //! `train completions`.
 
 use crate::config::presets;
+use crate::program;
 use crate::terminal::say;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-/// Print a script that completes the command line in a shell.
-///
-/// bash: train completions bash > ~/.local/share/bash-completion/completions/train
-///
-/// zsh: train completions zsh > "${fpath[1]}/_train"
-///
-/// fish: train completions fish > ~/.config/fish/completions/train.fish
+/// Print a script that completes the command line in a shell
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
     shell: Shell,
+}
+
+/// The long help of the command.
+pub fn about() -> String {
+    let name = program::name();
+    format!(
+        "Print a script that completes the command line in a shell.\n\n\
+         bash: {name} completions bash > ~/.local/share/bash-completion/completions/{name}\n\n\
+         zsh: {name} completions zsh > \"${{fpath[1]}}/_{name}\"\n\n\
+         fish: {name} completions fish > ~/.config/fish/completions/{name}.fish"
+    )
 }
 
 pub fn run(args: &CompletionsArgs, command: Command) {

@@ -3,13 +3,13 @@
 mod choices;
 
 use super::values::at_least_1;
-use crate::batch::{BatchMaker, check_documents};
-use crate::device;
+use crate::commands::saved::{Saved, SavedError};
 use crate::error::TrainError;
 use crate::format::count;
 use crate::hints;
-use crate::saved::{Saved, SavedError};
+use crate::host::device;
 use crate::terminal::say;
+use crate::trainer::batch::{BatchMaker, check_documents};
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
 use comm::SequenceRanks;

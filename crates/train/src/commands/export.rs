@@ -3,10 +3,10 @@
 use super::values::at_least_1;
 use super::{NotNew, check_new, check_new_file};
 use crate::atomic_write::write_safetensors;
-use crate::end_of_text;
+use crate::commands::saved::{Saved, SavedError};
 use crate::error::TrainError;
 use crate::format::{count, human, human_count};
-use crate::saved::{Saved, SavedError};
+use crate::run::end_of_text;
 use crate::terminal::say;
 use checkpoint::Kind;
 use clap::{Args, ValueEnum};

@@ -3,13 +3,13 @@
 mod continued;
 
 use super::values::{at_least_1, number, whole_number};
-use crate::batch::check_tokens;
-use crate::device;
+use crate::commands::saved::{self, Saved, SavedError};
 use crate::error::TrainError;
 use crate::format::count;
-use crate::saved::{self, Saved, SavedError};
+use crate::host::device;
 use crate::terminal::say;
 use crate::terminal::shown;
+use crate::trainer::batch::check_tokens;
 use clap::Args;
 use continued::Continued;
 use data::{Tokenizer, TokenizerSpec};

@@ -2,12 +2,12 @@
 
 use crate::commands::{HfFolderError, NotNew, check_new, open_hf};
 use crate::config::{Config, LrSchedule, OptimConfig};
-use crate::end_of_text;
 use crate::error::TrainError;
 use crate::format::{count, human_count};
 use crate::hints;
 use crate::program;
-use crate::run_folder::{CONFIG, RunFolder};
+use crate::run::end_of_text;
+use crate::run::folder::{CONFIG, RunFolder};
 use crate::terminal::say;
 use burn::tensor::Device;
 use checkpoint::{CheckpointError, Folder as Checkpoints, Index, Kind, Piece, Values, Written, write_rank};

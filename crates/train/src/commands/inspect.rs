@@ -1,8 +1,8 @@
 //! `train inspect`: prints the contents of a checkpoint.
 
+use crate::commands::saved::{self, SavedError};
 use crate::error::TrainError;
 use crate::format::{count, human_count};
-use crate::saved::{self, SavedError};
 use crate::terminal::say;
 use checkpoint::{Best, Checkpoint, CheckpointError, Elements, FileEntry, Index, Kind, Parameter};
 use clap::Args;

@@ -7,7 +7,7 @@ use clap::{Args, Command};
 use clap_mangen::Man;
 use std::io;
 
-/// Print the manual page, or that of a subcommand: `train man | man -l -`.
+/// Print the manual page, or that of a subcommand, for `man -l -`.
 #[derive(Debug, Args)]
 pub struct ManArgs {
     /// A subcommand, such as generate

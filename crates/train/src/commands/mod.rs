@@ -13,10 +13,11 @@ pub mod man;
 pub mod prepare;
 pub mod presets;
 pub mod report;
+pub(crate) mod saved;
 pub mod train;
 mod values;
 
-use crate::run_folder::is_empty;
+use crate::run::folder::is_empty;
 use model::ModelError;
 use model::hf::Folder;
 use std::path::{Path, PathBuf};

@@ -2,9 +2,9 @@
 
 use crate::config::{Config, ConfigError, Preset, Source, presets};
 use crate::format::{human, wrapped};
-use crate::run::set_vocabulary;
 use crate::terminal;
 use crate::terminal::say;
+use crate::training::set_vocabulary;
 use clap::Args;
 
 /// List the models of `--model` with their parameters.

@@ -6,14 +6,14 @@ use crate::dry_run::Scratch;
 use crate::ending;
 use crate::error::TrainError;
 use crate::format::count;
-use crate::launch::Launch;
+use crate::host::launch::Launch;
 use crate::program;
-use crate::resume::{self, Start, Verification};
-use crate::run::train_launched;
-use crate::run_folder::{CONFIG, run_of};
-use crate::run_options::RunOptions;
+use crate::run::folder::{CONFIG, run_of};
+use crate::run::options::RunOptions;
+use crate::run::resume::{self, Start, Verification};
 use crate::terminal::say;
 use crate::trainer::Outcome;
+use crate::training::train_launched;
 use checkpoint::{Checkpoint, Folder};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -30,7 +30,7 @@ const INTERRUPTED: u8 = 130;
 
 #[derive(Debug, Default, PartialEq, Args)]
 pub struct TrainArgs {
-    /// A preset (`train presets` lists them)
+    /// A preset (the command `presets` lists them)
     #[arg(long, value_name = "NAME", conflicts_with = "config")]
     model: Option<String>,
     /// A YAML file; it may inherit from another (`base: FILE`, `base: preset:NAME`)
@@ -59,7 +59,7 @@ pub struct TrainArgs {
     /// Tokens per sequence
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
     seq_len: Option<usize>,
-    /// Text, JSONL, CSV, TSV, Parquet (also .gz, .zst), a folder of them, .bin tokens, a folder of `train prepare`,
+    /// Text, JSONL, CSV, TSV, Parquet (also .gz, .zst), a folder of them, .bin tokens, a folder that `prepare` wrote,
     /// `shakespeare`, or `rust-crates`: Rust source that the build has put on disk
     #[arg(long, value_name = "SRC")]
     data: Option<String>,
@@ -94,7 +94,7 @@ pub struct TrainArgs {
     /// Print only warnings, errors and the final result
     #[arg(long, short)]
     quiet: bool,
-    /// Set any configuration key, as in `--set optim.warmup_steps=50`; `train config` lists them. The flags above take
+    /// Set any configuration key, as in `--set optim.warmup_steps=50`; the command `config` lists them. The flags above take
     /// precedence
     #[arg(long, value_name = "A.B=C")]
     set: Vec<String>,

@@ -15,7 +15,7 @@ use super::validate::require;
 pub struct DataConfig {
     /// `rust-crates`, the default corpus (Rust source that the build has put on disk), `shakespeare`, or the path of a
     /// file or folder. Files may be text, JSONL, CSV or TSV, each plain or compressed with gzip or zstd; Parquet;
-    /// tokens (`.bin`); or the output of `train prepare`. Flag: `--data`.
+    /// tokens (`.bin`); or the output of the command `prepare`. Flag: `--data`.
     pub source: String,
     /// `byte`, `char`, `gpt2` or the path of a Hugging Face tokenizer; null means bytes, or the tokenizer of prepared
     /// data.

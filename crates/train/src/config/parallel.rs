@@ -4,7 +4,7 @@ use super::{AdaptedKey, Adaptive, Config, PrecisionConfig};
 use crate::format::count;
 use comm::SequenceRanks;
 use fsdp::{
-    ActivationCheckpointing, AdamW, FsdpConfig, Optimizers, PipelineConfig, Prefetch, Schedule, Strategy, Wrap,
+    ActivationCheckpointing, FsdpConfig, FusedAdamW, Optimizers, PipelineConfig, Prefetch, Schedule, Strategy, Wrap,
 };
 use schedule::partition;
 use schemars::JsonSchema;
@@ -171,7 +171,7 @@ impl Config {
             forward_prefetch: parallel.forward_prefetch,
             backward_prefetch: parallel.backward_prefetch,
             no_sync: parallel.no_sync,
-            optimizers: Optimizers::new(AdamW {
+            optimizers: Optimizers::new(FusedAdamW {
                 beta1: optim.beta1,
                 beta2: optim.beta2,
                 epsilon: optim.epsilon,

@@ -53,8 +53,11 @@ pub fn presets() -> Vec<Preset> {
 /// Adds a family of the program's own, with a preset that has its name and its defaults.
 ///
 /// # Panics
-/// See [`ModelConfig::add`]; also if a preset of Kiln has this name.
+/// See [`ModelConfig::add`]; also if the name is not of lower-case letters and digits, or is that of a preset of Kiln.
 pub(crate) fn add_family<C: Architecture>() {
+    let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
+    let is_name = C::TYPE.starts_with(|c: char| c.is_ascii_lowercase()) && C::TYPE.chars().all(is_plain);
+    assert!(is_name, "Architecture::TYPE {:?} is no name: give lower-case letters, digits, - and _", C::TYPE);
     ModelConfig::add::<C>();
     assert!(PRESETS.iter().all(|preset| preset.name != C::TYPE), "{} is the name of a preset of Kiln", C::TYPE);
     let mut added = ADDED.write().unwrap_or_else(PoisonError::into_inner);

@@ -7,8 +7,8 @@ mod tests;
 
 use super::{Config, ConfigError, LrSchedule, preset};
 use crate::config::learning_rate::learning_rate;
-use crate::device;
 use crate::format::count;
+use crate::host::device;
 use cpu::simd;
 use fsdp::{FloatType, Schedule};
 use schedule::Pipeline;
@@ -120,7 +120,11 @@ impl Config {
     }
 
     fn validate_model(&self) -> Result<(), ConfigError> {
-        self.model.validate(self.moe.as_ref()).map_err(|error| ConfigError::Invalid(error.to_string()))
+        self.model.validate(self.moe.as_ref()).map_err(|error| ConfigError::Invalid(error.to_string()))?;
+        require(!self.data.document_mask || self.family().document_masking(), || {
+            let kind = self.model.type_name();
+            format!("data.document_mask is true, and a model of type {kind} attends across documents: give false")
+        })
     }
 
     fn validate_batches(&self) -> Result<(), ConfigError> {

@@ -1,18 +1,18 @@
 //! What a rank reports about the run.
 
 use super::{Job, Trainer};
-use crate::batch::RowCounts;
 use crate::config::Config;
-use crate::device;
 use crate::error::TrainError;
 use crate::format::{count, human};
-use crate::layout::LayoutTable;
-use crate::machine::{self, Machine};
-use crate::metrics::{ExpertMetrics, ProcessMetrics, StageMetrics, StageSeconds, StepMetrics, UsageMetrics};
+use crate::host::device;
+use crate::host::machine::{self, Machine};
 use crate::overview;
-use crate::recorder::Recorder;
-use crate::resume::Resume;
-use crate::run_folder::RunFolder;
+use crate::plan::layout::LayoutTable;
+use crate::reporting::metrics::{ExpertMetrics, ProcessMetrics, StageMetrics, StageSeconds, StepMetrics, UsageMetrics};
+use crate::run::folder::RunFolder;
+use crate::run::resume::Resume;
+use crate::trainer::batch::RowCounts;
+use crate::trainer::recorder::Recorder;
 use fsdp::StepReport;
 use std::time::Duration;
 

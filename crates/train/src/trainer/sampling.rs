@@ -2,9 +2,9 @@
 
 use super::Trainer;
 use crate::error::TrainError;
-use crate::memory_check;
-use crate::metrics::SampleMetrics;
-use crate::units::new_model;
+use crate::plan::memory_check;
+use crate::plan::units::new_model;
+use crate::reporting::metrics::SampleMetrics;
 use model::{Generation, Sampling, generate};
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;

@@ -2,12 +2,12 @@
 
 use super::{Job, Trainer};
 use crate::config::{CheckpointConfig, Config};
-use crate::data_mark;
 use crate::error::TrainError;
 use crate::hints;
-use crate::run_folder::{CONFIG, RunFolder};
-use crate::saver::Saver;
-use crate::trained;
+use crate::run::data_mark;
+use crate::run::folder::{CONFIG, RunFolder};
+use crate::run::saver::Saver;
+use crate::run::trained;
 use checkpoint::{Folder, Index};
 use data::Tokenizer;
 use std::path::PathBuf;

@@ -1,12 +1,12 @@
 //! Validations, and which of them is best.
 
 use super::Trainer;
-use crate::batch::RowCounts;
 use crate::config::CheckpointConfig;
 use crate::error::TrainError;
 use crate::format::count;
-use crate::metrics::ValMetrics;
-use crate::validation::ValidationSet;
+use crate::reporting::metrics::ValMetrics;
+use crate::trainer::batch::RowCounts;
+use crate::trainer::validation::ValidationSet;
 use checkpoint::{Best, Lowest};
 use data::Dataset;
 use std::collections::BTreeMap;

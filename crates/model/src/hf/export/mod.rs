@@ -71,10 +71,7 @@ pub fn export<E: Into<Box<dyn Error + Send + Sync>>>(
     options: &ExportOptions,
     mut values: impl FnMut(&str) -> Result<Vec<f32>, E>,
 ) -> Result<Summary, ModelError> {
-    let format = model.hugging_face().ok_or_else(|| ModelError::NotExpressible {
-        key: "model.type",
-        reason: "transformers has no model of this type".into(),
-    })?;
+    let format = model.hugging_face().ok_or_else(|| ModelError::without_format("this"))?;
     let mut config = format.config()?;
     let name = options.dtype.name();
     let begin = options.begin_of_text.or(options.end_of_text.first().copied());

@@ -1,11 +1,11 @@
 //! Multiple choice: which ending of a text does the model find most likely?
 
 use super::{EvalArgs, EvalError, progress, say_json};
-use crate::batch::check_tokens;
-use crate::device;
+use crate::commands::saved::Saved;
 use crate::format::count;
-use crate::saved::Saved;
+use crate::host::device;
 use crate::terminal::say;
+use crate::trainer::batch::check_tokens;
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use model::LanguageModel;
 use serde::Serialize;

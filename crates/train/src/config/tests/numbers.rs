@@ -1,9 +1,9 @@
 //! Tests of numeric keys: each value is either rejected with its key or can be computed with.
 
 use super::*;
-use crate::batches::Batches;
 use crate::config::learning_rate::learning_rate;
-use crate::run::set_vocabulary;
+use crate::trainer::batches::Batches;
+use crate::training::set_vocabulary;
 use model::ParameterSpec;
 use proptest::prelude::prop_assert_eq;
 

@@ -2,8 +2,8 @@
 
 use super::{MAX_RANKS, require};
 use crate::config::{Config, ConfigError, ParallelConfig};
-use crate::device;
 use crate::format::count;
+use crate::host::device;
 use fsdp::Strategy;
 
 impl Config {
@@ -130,7 +130,7 @@ impl Config {
         }
         require(cp == 1 || self.family().context_parallel(), || {
             let kind = self.model.type_name();
-            format!("parallel.cp is {cp}, and a model of type {kind} is computed on whole sequences: give 1")
+            format!("parallel.cp is {cp}, and a model of type {kind} does not support context parallelism: give 1")
         })?;
         self.validate_vocabulary()?;
         let fsdp = self.fsdp_of_chunks(vec![]);

@@ -3,8 +3,8 @@
 use super::figures;
 use super::need::{self, Machine, Need, micro_batches};
 use crate::config::{CheckpointConfig, Config, ParallelConfig, ParamType};
-use crate::device;
 use crate::format::count;
+use crate::host::device;
 use fsdp::{ActivationCheckpointing, FloatType, Strategy, Wrap};
 
 /// Sizes of available devices in GB, and the largest number of devices considered.

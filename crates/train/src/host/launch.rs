@@ -1,7 +1,7 @@
 //! How a run's ranks are started: as threads of this process, or as processes started by `mpirun`.
 
-use crate::device::Devices;
 use crate::error::TrainError;
+use crate::host::device::Devices;
 use crate::terminal::to_stderr;
 #[cfg(feature = "mpi")]
 use comm::MpiWorld;

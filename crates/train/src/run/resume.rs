@@ -3,15 +3,15 @@
 mod partial;
 
 use crate::config::{self, Config, DataConfig, Source};
-use crate::copies;
-use crate::data_mark;
 use crate::error::TrainError;
 use crate::hints;
-use crate::progress::Progress;
-use crate::run_folder::{CONFIG, RUNS, RunFolder, config_in, run_of};
-use crate::run_options::RunOptions;
+use crate::reporting::progress::Progress;
+use crate::run::copies;
+use crate::run::data_mark;
+use crate::run::folder::{CONFIG, RUNS, RunFolder, config_in, run_of};
+use crate::run::options::RunOptions;
+use crate::run::trained;
 use crate::terminal::shown;
-use crate::trained;
 use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Lowest, split_at};
 use data::{OpenOptions, Prepared, Tokenizer, TokenizerSpec, Trained};
 use fsdp::{Fsdp, Part, Unloaded};
@@ -254,7 +254,7 @@ pub(crate) enum Start {
 /// Resolves `--resume WHICH`: a folder `step-N`, or the newest checkpoint of a run's folder.
 ///
 /// The words [`LATEST`] and [`AUTO`] mean the newest checkpoint of `out`, or else of the most recently trained run in
-/// `runs/` (of the preset, if one is given). `auto` skips checkpoints that are not whole by this `verification`, and starts from the
+/// `runs/` (of the preset, if one is given). `auto` skips checkpoints that fail this `verification`, and starts from the
 /// beginning if there is none.
 pub(crate) fn find(
     which: &Path,

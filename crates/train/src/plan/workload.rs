@@ -1,7 +1,7 @@
 //! The configured micro-batch, as the costs of a model's calls depend on it.
 
 use crate::config::Config;
-use crate::device;
+use crate::host::device;
 use comm::Axis;
 use model::Workload;
 

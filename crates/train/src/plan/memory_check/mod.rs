@@ -19,8 +19,8 @@ mod tests;
 mod vulkan;
 
 use crate::config::Config;
-use crate::device::Devices;
-use crate::launch::Launch;
+use crate::host::device::Devices;
+use crate::host::launch::Launch;
 use crate::program;
 use advice::Patient;
 use available::Available;

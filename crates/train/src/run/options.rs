@@ -1,9 +1,9 @@
 //! What a run needs beyond its configuration: where it starts from and where it writes.
 
 use crate::config::Config;
-use crate::copies;
 use crate::error::TrainError;
-use crate::run_folder::{RunFolder, run_of};
+use crate::run::copies;
+use crate::run::folder::{RunFolder, run_of};
 use checkpoint::Folder;
 use std::path::{Path, PathBuf};
 

@@ -1,11 +1,11 @@
 //! On any tensor-parallel and context-parallel layout, every parameter's gathered gradient matches one rank's.
 
 use super::*;
-use crate::batch::{BatchMaker, RowCounts};
 use crate::config::Source;
-use crate::run::set_vocabulary;
+use crate::trainer::batch::{BatchMaker, RowCounts};
+use crate::training::set_vocabulary;
 use burn::tensor::{Int, Tensor, TensorData};
-use fsdp::{AdamW, FsdpConfig, Optimizers};
+use fsdp::{FsdpConfig, FusedAdamW, Optimizers};
 use model::StepContext;
 use std::ops::Range;
 use test_kit::{assert_moves, floats, moved, on_ranks};
@@ -111,7 +111,7 @@ fn tokens(rows: &Range<usize>, step: u64, seq_len: usize) -> data::Batch {
 fn moves(config: &Config) -> Moves {
     let config = config.clone();
     let of_ranks = on_ranks(config.parallel.gpus, move |comm| {
-        let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
+        let adamw = FusedAdamW { epsilon: 1e3, weight_decay: 0.0, ..FusedAdamW::default() };
         let of_fsdp = FsdpConfig { optimizers: Optimizers::new(adamw), ..config.fsdp() };
         let (loads, parallel) = (ExpertLoads::new(config.moe.as_ref()), Parallel::new(&of_fsdp, &comm)?);
         // One of the tokens ends a document.

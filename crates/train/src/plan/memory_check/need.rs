@@ -2,9 +2,9 @@
 
 use super::rows::{MemoryRows, Row};
 use crate::config::Config;
-use crate::device;
-use crate::units::units;
-use crate::workload::workload;
+use crate::host::device;
+use crate::plan::units::units;
+use crate::plan::workload::workload;
 use burn::tensor::Device;
 use fsdp::{Category, FloatType, Forecast, ForecastRun, Strategy};
 use model::{ExpertLoads, Parallel};

@@ -5,7 +5,7 @@
 //! ```
 
 use crate::format::bytes;
-use crate::metrics::StepMetrics;
+use crate::reporting::metrics::StepMetrics;
 use indicatif::FormattedDuration;
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Available memory.
 
-use crate::device::Devices;
+use crate::host::device::Devices;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -23,9 +23,9 @@ pub fn of_devices(devices: &Devices) -> Option<Available> {
 
 /// Free memory on the device of a run's rank 0, given the device's name; `None` if unknown.
 pub fn of_rank_0(device: &str) -> Option<Available> {
-    match crate::device::meant(device).split_once(':') {
-        None if crate::device::meant(device) == "cpu" => of_host(),
-        None => of_gpu(crate::device::meant(device), 0),
+    match crate::host::device::meant(device).split_once(':') {
+        None if crate::host::device::meant(device) == "cpu" => of_host(),
+        None => of_gpu(crate::host::device::meant(device), 0),
         Some((kind, number)) => of_gpu(kind, number.parse().ok()?),
     }
 }
@@ -41,7 +41,7 @@ fn of_gpu(kind: &str, number: usize) -> Option<Available> {
             Some(Available { bytes: free as u64, source: "the device has" })
         }
         #[cfg(feature = "vulkan")]
-        "vulkan" => match crate::device::identity("vulkan", number)?.physical {
+        "vulkan" => match crate::host::device::identity("vulkan", number)?.physical {
             Some(card) => Some(Available { bytes: super::vulkan::free(card.pci_address?)?, source: "the device has" }),
             None => of_host(),
         },

@@ -6,7 +6,7 @@
 
 use crate::config::TrainConfig;
 use crate::error::TrainError;
-use crate::run_folder::config_in;
+use crate::run::folder::config_in;
 use checkpoint::{Checkpoint, Index};
 use data::Trained;
 

@@ -4,8 +4,8 @@ use super::available::{self, Available};
 use super::need::{self, Machine, Need, Pool};
 use super::{gb, table};
 use crate::config::Config;
-use crate::device::Devices;
-use crate::launch::Launch;
+use crate::host::device::Devices;
+use crate::host::launch::Launch;
 
 /// The need of the memory that a run fills most.
 #[derive(Debug, Clone)]

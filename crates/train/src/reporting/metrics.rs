@@ -1,7 +1,7 @@
 //! The lines of `metrics.jsonl`.
 
-use crate::layout::LayoutTable;
-use crate::machine::Machine;
+use crate::host::machine::Machine;
+use crate::plan::layout::LayoutTable;
 use burn::tensor::Device;
 use comm::TrafficTable;
 use fsdp::{Category, Memory};

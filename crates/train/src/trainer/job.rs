@@ -1,10 +1,10 @@
 //! What all ranks of a run share.
 
 use crate::config::Config;
-use crate::progress::Progress;
-use crate::resume::Resume;
-use crate::run_folder::RunFolder;
-use crate::validation::ValidationSet;
+use crate::reporting::progress::Progress;
+use crate::run::folder::RunFolder;
+use crate::run::resume::Resume;
+use crate::trainer::validation::ValidationSet;
 use data::{Buckets, Dataset, Prepared, Windows};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

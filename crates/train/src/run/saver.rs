@@ -13,9 +13,9 @@
 //! so that a failing rank is noticed at once.
 
 use crate::config::CheckpointConfig;
-use crate::copies;
 use crate::error::TrainError;
 use crate::format::{bytes, ranks};
+use crate::run::copies;
 use checkpoint::{CheckpointError, Folder, Index, LossScale, Piece, Values, Written, write_rank};
 use fsdp::{FsdpError, State};
 use std::path::{Path, PathBuf};

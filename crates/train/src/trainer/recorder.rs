@@ -2,9 +2,9 @@
 
 use crate::atomic_write::open_own;
 use crate::error::TrainError;
-use crate::metrics::{EventMetrics, ExpertMetrics, StageMetrics, StepMetrics, UsageMetrics, ValMetrics};
-use crate::progress::Progress;
-use crate::run_folder::RunFolder;
+use crate::reporting::metrics::{EventMetrics, ExpertMetrics, StageMetrics, StepMetrics, UsageMetrics, ValMetrics};
+use crate::reporting::progress::Progress;
+use crate::run::folder::RunFolder;
 use report::tensorboard::EventWriter;
 use serde::Serialize;
 use std::fs::{self, File, OpenOptions};

@@ -5,7 +5,7 @@ use super::need::{Machine, Pool, forecast, of_run, of_whole_model};
 use super::rows::Row;
 use super::{gb, judge, judge_sample};
 use crate::config::{Config, Source};
-use crate::workload::workload;
+use crate::plan::workload::workload;
 use crate::{RunOptions, train};
 use model::{DeepSeekConfig, Workload};
 use serde_json::Value;
@@ -358,7 +358,7 @@ fn a_run_measures_what_was_estimated() {
             RunOptions { name: preset.into(), out: Some(folder.path().join(i.to_string())), ..RunOptions::default() };
         let outcome = train(config.clone(), &options, Default::default()).unwrap();
 
-        crate::run::set_vocabulary(&mut config, Some(data::Tokenizer::byte().vocab_size())).unwrap();
+        crate::training::set_vocabulary(&mut config, Some(data::Tokenizer::byte().vocab_size())).unwrap();
         let counted = forecast(&config, 0).memory.peak[fsdp::Category::Activations];
         // Loads in a first step are roughly balanced.
         config.moe.iter_mut().for_each(|moe| moe.max_rank_load = 1.0);

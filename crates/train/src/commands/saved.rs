@@ -1,13 +1,13 @@
 //! A trained model from a checkpoint, whole and on one device.
 
 use crate::config::Config;
-use crate::end_of_text;
 use crate::error::TrainError;
-use crate::memory_check;
+use crate::plan::memory_check;
+use crate::plan::units::new_model;
 use crate::program;
-use crate::resume;
-use crate::run_folder::{CONFIG, RUNS, config_in, run_of};
-use crate::units::new_model;
+use crate::run::end_of_text;
+use crate::run::folder::{CONFIG, RUNS, config_in, run_of};
+use crate::run::resume;
 use burn::tensor::Device;
 use checkpoint::{Checkpoint, CheckpointError, Folder, Kind, run_of_unknown, split_at};
 use data::{OpenOptions, Prepared, Tokenizer, TokenizerSpec};

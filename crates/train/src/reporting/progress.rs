@@ -1,8 +1,8 @@
 //! The progress display of a training run.
 
 use crate::format::duration;
-use crate::metrics::StepMetrics;
-use crate::step_line::{Then, step_line};
+use crate::reporting::metrics::StepMetrics;
+use crate::reporting::step_line::{Then, step_line};
 use crate::terminal;
 use indicatif::{FormattedDuration, ProgressBar, ProgressState, ProgressStyle};
 use std::cell::Cell;

@@ -5,8 +5,8 @@ mod tests;
 
 use crate::config::Config;
 use crate::format::bytes;
-use crate::units::units;
-use crate::workload::workload;
+use crate::plan::units::units;
+use crate::plan::workload::workload;
 use burn::tensor::Device;
 use fsdp::{Share, SharesRun, Strategy};
 use model::{ExpertLoads, Parallel};

@@ -1,10 +1,10 @@
 //! Metered traffic per axis and resident memory match the layout table to the byte.
 
 use super::{LayoutTable, shares};
-use crate::batch::BatchMaker;
 use crate::config::{Config, Source};
-use crate::run::set_vocabulary;
-use crate::units::units;
+use crate::plan::units::units;
+use crate::trainer::batch::BatchMaker;
+use crate::training::set_vocabulary;
 use burn::tensor::Device;
 use comm::TrafficTable;
 use fsdp::{Category, Fsdp, FsdpError, Share};

@@ -1,0 +1,5 @@
+//! What a run finds: the machine, its devices, and how its ranks were started.
+
+pub(crate) mod device;
+pub(crate) mod launch;
+pub(crate) mod machine;

@@ -1,0 +1,10 @@
+//! A run on disk: its folder, its checkpoints, and resuming from them.
+
+pub(crate) mod copies;
+pub(crate) mod data_mark;
+pub(crate) mod end_of_text;
+pub(crate) mod folder;
+pub(crate) mod options;
+pub(crate) mod resume;
+pub(crate) mod saver;
+pub(crate) mod trained;
