@@ -48,8 +48,8 @@ fn main() {
     let xs = Tensor::<3>::random([RANKS * 8, 8, 16], Distribution::Uniform(-1.0, 1.0), &device);
 
     let lines = run_ranks(vec![device; RANKS], TIMEOUT, move |comm| {
-        let (rank, units) = (comm.rank(), mlp.calls().into_units(mlp.clone()));
-        let mut fsdp = Fsdp::new(units, comm, FsdpConfig::default())?;
+        let mut fsdp = Fsdp::new(mlp.calls().into_units(mlp.clone()), comm, FsdpConfig::default())?;
+        let (rank, _ranks) = fsdp.data_parallel(); // which part of the batch this rank has
         let mine = xs.clone().slice(rank * 8..(rank + 1) * 8);
         let steps = (0..100).map(|_| Ok(fsdp.train_step(std::slice::from_ref(&mine), 3e-3)?.loss));
         let losses = steps.collect::<Result<Vec<f64>, FsdpError>>()?;

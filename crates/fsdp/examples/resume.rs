@@ -35,8 +35,6 @@ fn train(ranks: usize, strategy: Strategy, run: PathBuf, from: Option<PathBuf>) 
     let sum = Sum { input: LinearConfig::new(8, 32).init(&device), output: LinearConfig::new(32, 1).init(&device) };
     let xs = Tensor::<3>::random([8, 4, 8], Distribution::Uniform(-1.0, 1.0), &device);
     let of_ranks = run_ranks(vec![device; ranks], TIMEOUT, move |comm| {
-        let each = 8 / ranks;
-        let mine = [xs.clone().slice(comm.rank() * each..(comm.rank() + 1) * each)];
         let optimizers = Optimizers::new(AdamConfig::new().build());
         let (units, config) =
             (calls().into_units(sum.clone()), FsdpConfig { strategy, optimizers, ..FsdpConfig::default() });
@@ -44,7 +42,8 @@ fn train(ranks: usize, strategy: Strategy, run: PathBuf, from: Option<PathBuf>) 
             Some(checkpoint) => Unloaded::new(units, comm, config)?.load(checkpoint)?,
             None => Fsdp::new(units, comm, config)?,
         };
-        let mut losses = vec![];
+        let (rank, ranks) = fsdp.data_parallel();
+        let (mine, mut losses) = ([xs.clone().slice(rank * (8 / ranks)..(rank + 1) * (8 / ranks))], vec![]);
         for step in if from.is_some() { 10 } else { 0 }..20 {
             if step == 10 && from.is_none() {
                 fsdp.save(&run, step)?;

@@ -87,9 +87,10 @@ fn losses(ranks: usize) -> Result<Vec<f64>, RankFailure<FsdpError>> {
     let (device, optimizers) = (Device::flex(), Optimizers::new(AdamWConfig::new().build()));
     let model = vit(&device);
     let of_ranks = run_ranks(vec![device; ranks], TIMEOUT, move |comm| {
-        let (rank, device, each) = (comm.rank(), comm.device().clone(), 32 / ranks);
+        let (device, each) = (comm.device().clone(), 32 / ranks);
         let config = FsdpConfig { optimizers: optimizers.clone(), ..FsdpConfig::default() };
         let mut fsdp = Fsdp::new(calls().into_units(model.clone()), comm, config)?;
+        let (rank, _ranks) = fsdp.data_parallel(); // which part of the batch this rank has
         let mine = [images(rank * each, each, &device)];
         (0..60).map(|_| Ok(fsdp.train_step(&mine, 3e-3)?.loss)).collect::<Result<Vec<f64>, FsdpError>>()
     })?;

@@ -194,13 +194,16 @@ fn gradients_can_be_looked_at_and_changed_before_the_step() {
             for _ in 0..STEPS {
                 let mut seen = 0;
                 let mut backward = fsdp.backward(&mine, &[1.0; 2])?;
+                let norm = backward.grad_norm()?;
                 backward.map_gradients(&mut |part, gradient| {
                     assert_eq!(gradient.dims(), [part.range.len()]);
                     seen += part.range.len();
                     gradient * 0.5
                 })?;
                 assert!(seen > 0);
-                losses.push(backward.step(2.0 * LR)?.loss);
+                let report = backward.step(2.0 * LR)?;
+                assert!((0.5 * norm / report.grad_norm - 1.0).abs() < 1e-6, "{norm} and {}", report.grad_norm);
+                losses.push(report.loss);
             }
             // Without a step, gradients are discarded.
             drop(fsdp.backward(&mine, &[1.0; 2])?);

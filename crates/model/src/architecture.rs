@@ -108,6 +108,8 @@ impl<C: Architecture> AnyArchitecture for C {
             "{}: Decoder::calls makes {made} calls, and Family::blocks and calls_after_blocks tell of {listed}",
             C::TYPE
         );
+        let (built, configured) = (model.blocks(), family.blocks());
+        assert_eq!(built, configured, "{}: Decoder::blocks is {built}, and Family::blocks is {configured}", C::TYPE);
         let has: BTreeSet<_> = visited(&model).into_iter().collect();
         let listed: BTreeSet<_> = family.parameters().into_iter().map(|of| (of.name, of.shape)).collect();
         let differ: Vec<_> = has.symmetric_difference(&listed).collect();

@@ -73,11 +73,17 @@ impl ModelConfig {
     /// Adds a family of the program's own. Call it before you read a configuration; adding it again changes nothing.
     ///
     /// # Panics
-    /// If another family has its [`TYPE`](Architecture::TYPE).
+    /// If another family has its [`TYPE`](Architecture::TYPE), or if a key has no default.
     pub fn add<C: Architecture>() {
         let mut added = ADDED.write().unwrap_or_else(PoisonError::into_inner);
         match OWN.iter().chain(added.iter()).find(|entry| entry.type_name == C::TYPE) {
-            None => added.push(Entry::of::<C>()),
+            None => {
+                let without_keys = yaml_serde::from_value::<C>(Value::Mapping(Mapping::new()));
+                if let Err(error) = without_keys {
+                    panic!("model.type {}: {error}: give every key a default, with #[serde(default)]", C::TYPE);
+                }
+                added.push(Entry::of::<C>());
+            }
             Some(entry) => {
                 let is_same = (entry.default)().0.get::<C>().is_some();
                 assert!(is_same, "model.type {} is another family's: give Architecture::TYPE another value", C::TYPE);

@@ -9,6 +9,7 @@ use crate::host::device::Devices;
 use crate::host::launch::Launch;
 use crate::overview;
 use crate::plan::memory_check::{self, Estimate};
+use crate::plan::units;
 use crate::reporting::progress::{Progress, Says};
 use crate::run::copies;
 use crate::run::data_mark;
@@ -65,6 +66,7 @@ pub(crate) fn train_launched(
                 (Some(_), length) => format!("with rows of {length} tokens (data.buckets) {error}"),
                 (None, _) => error,
             };
+            units::check(at)?;
             let line = memory_check::check(at, launch, &devices, options.force);
             scarce = scarce.or(line.map_err(|error| TrainError::Memory(of_rows(error)))?);
         }

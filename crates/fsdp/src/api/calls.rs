@@ -156,9 +156,24 @@ impl<M: 'static, B: 'static> Calls<M, B> {
             units.units.iter().flat_map(|unit| unit.params()).map(ModuleParam::named_shape).collect();
         let of_model: BTreeSet<NamedShape> =
             inspect::params(&model).into_iter().map(ModuleParam::named_shape).collect();
-        let differ: Vec<&NamedShape> = of_units.symmetric_difference(&of_model).collect();
-        assert!(differ.is_empty(), "the parts of the calls and the model have different parameters: {differ:?}");
+        let [in_no_call, in_no_field] = [of_model.difference(&of_units), of_units.difference(&of_model)].map(first);
+        assert!(
+            of_units == of_model,
+            "the parts of the calls and the model have different parameters; in no call: {in_no_call}; at no path of the \
+             model: {in_no_field}"
+        );
         units
+    }
+}
+
+/// The first of some parameters, and how many there are.
+fn first<'a>(mut parameters: impl Iterator<Item = &'a NamedShape>) -> String {
+    match parameters.next() {
+        None => "none".into(),
+        Some((name, shape)) => match parameters.count() {
+            0 => format!("{name} {shape:?}"),
+            others => format!("{name} {shape:?} and {others} more"),
+        },
     }
 }
 

@@ -46,7 +46,8 @@ pub enum FsdpError {
     },
     /// The ranks were given different initial values.
     #[error(
-        "unit {0} has not the same initial values on all ranks: make it from the same seed everywhere, or make it once and give each rank a clone"
+        "unit {0} has not the same initial values on all ranks: make it once and give each rank a clone, or in processes make it from the same seed \
+         (threads share Burn's generator)"
     )]
     Values(String),
     /// Copies of a unit differ between ranks.

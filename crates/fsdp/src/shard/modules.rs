@@ -163,8 +163,8 @@ fn check_layers(unit: &dyn AnyUnit, config: &FsdpConfig) -> Result<(), FsdpError
             Err(FsdpError::Config(format!(
                 "{layer} may draw random numbers, and the recomputation of its forward would draw different ones: take \
                 activation checkpointing `none`, or a dropout that computes its numbers from a key, such as \
-                `fused::dropout`; if its probability is 0, turn it off with \
-                `module.freeze_group(ParamGroup::from_predicate(\"dropout\"))`"
+                `fused::dropout`; if its probability is 0, turn it off with `module.freeze_group(ParamGroup::from_predicate(..))` \
+                for its path"
             )))
         }
         _ => Ok(()),

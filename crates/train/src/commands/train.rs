@@ -60,7 +60,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
     seq_len: Option<usize>,
     /// Text, JSONL, CSV, TSV, Parquet (also .gz, .zst), a folder of them, .bin tokens, a folder that `prepare` wrote,
-    /// `shakespeare`, or `rust-crates`: Rust source that the build has put on disk
+    /// `shakespeare`, or `rust-crates`: the source of Kiln's dependencies
     #[arg(long, value_name = "SRC")]
     data: Option<String>,
     /// Separate validation data, in any form that --data accepts; all of --data is then used for training. For several

@@ -13,7 +13,7 @@ use super::validate::require;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// `rust-crates`, the default corpus (Rust source that the build has put on disk), `shakespeare`, or the path of a
+    /// `rust-crates`, the default corpus (the source of Kiln's dependencies), `shakespeare`, or the path of a
     /// file or folder. Files may be text, JSONL, CSV or TSV, each plain or compressed with gzip or zstd; Parquet;
     /// tokens (`.bin`); or the output of the command `prepare`. Flag: `--data`.
     pub source: String,

@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use burn::tensor::Device;
-use fsdp::{Fsdp, FsdpError, Units};
+use fsdp::{ForecastRun, Fsdp, FsdpError, Units};
 use model::{AnyModel, Batch, ExpertLoads, LayerLoad, Parallel, Training, layer_loads};
 
 /// The configured model, whose parameters are not set yet.
@@ -20,6 +20,14 @@ pub(crate) fn units(config: &Config, loads: &ExpertLoads, parallel: &Parallel, d
         mtp_loss_coef: config.train.mtp_loss_coef,
     };
     config.model.units(config.moe.as_ref(), &training, device)
+}
+
+/// Checks from shapes alone that the model can be sharded as configured: that of a program may have layers that cannot.
+pub(crate) fn check(config: &Config) -> Result<(), FsdpError> {
+    let units = units(config, &ExpertLoads::new(config.moe.as_ref()), &Parallel::default(), &Device::flex());
+    let (world_size, micro_batches) = (config.parallel.gpus, config.micro_batches());
+    let run = ForecastRun { world_size, rank: 0, micro_batches, calls: &[], on_cpu: true };
+    units.forecast(&config.fsdp(), run).map(drop)
 }
 
 /// Updates the selection biases from the step's expert loads, if configured; `sums` are [`ExpertLoads::numbers`],

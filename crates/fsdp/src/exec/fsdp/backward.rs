@@ -26,7 +26,8 @@ impl<B: 'static> Fsdp<B> {
     /// ```no_run
     /// # fn step(fsdp: &mut fsdp::Fsdp<()>, micro_batches: &[()]) -> Result<(), fsdp::FsdpError> {
     /// let mut backward = fsdp.backward(micro_batches, &[1.0])?;
-    /// backward.map_gradients(&mut |_part, gradient| gradient.clamp(-1.0, 1.0))?;
+    /// let clip = (1.0 / backward.grad_norm()?).min(1.0); // what `clip_grad_norm` does by itself
+    /// backward.map_gradients(&mut |_part, gradient| gradient * clip)?;
     /// let report = backward.step(3e-4)?;
     /// # drop(report);
     /// # Ok(()) }
@@ -81,6 +82,16 @@ impl<B: 'static> Backward<'_, B> {
         let count = self.fsdp.weight(shares) * self.fsdp.loss_scale.factor();
         self.fsdp.units.iter_mut().for_each(|unit| unit.map_gradients(count, change));
         Ok(())
+    }
+
+    /// Returns the norm of the gradient of the global batch over all parameters, before clipping. This is a collective:
+    /// every rank calls it.
+    ///
+    /// # Errors
+    /// Returns an error if a rank fails.
+    pub fn grad_norm(&self) -> Result<f64, FsdpError> {
+        let totals = self.fsdp.totals(&self.losses, &self.shares, vec![])?;
+        Ok(totals.norm / (totals.weight * self.fsdp.loss_scale.factor()))
     }
 
     /// Clips the gradients, and makes the optimizer's step.

@@ -58,8 +58,8 @@ impl<B: 'static> Unloaded<B> {
     /// This is a collective: every rank calls it with the same folder.
     ///
     /// # Errors
-    /// Returns an error if the folder is not a complete checkpoint of this model and these optimizers, or if a rank
-    /// fails.
+    /// Returns an error if the folder is not a complete checkpoint of this model, if it lacks a state that an optimizer
+    /// needs, or if a rank fails. A state that the optimizer has no use for is dropped.
     pub fn load(self, checkpoint: impl AsRef<Path>) -> Result<Fsdp<B>, FsdpError> {
         let checkpoint = Checkpoint::open(checkpoint.as_ref())?;
         let Index { optimizer_steps, loss_scale, .. } = checkpoint.index();
