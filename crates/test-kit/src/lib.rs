@@ -9,6 +9,7 @@
 //! | how far parameters move in a step | [`moved`], [`assert_moves`] |
 //! | memory that a test holds | [`memory::Counting`] |
 //! | files | [`reference()`], [`text_folder`] |
+//! | tiny models | [`tiny`] |
 //! | tests of timeouts | [`patiently`] |
 //!
 //! With the feature `tensors`, which takes Burn:
@@ -43,6 +44,7 @@ pub mod memory;
 mod moves;
 mod patience;
 mod random;
+pub mod tiny;
 
 #[cfg(feature = "tensors")]
 pub mod arguments;

@@ -129,6 +129,9 @@ pub(crate) struct Elementwise {
 /// Computes tensors of the shape and dtype of the first input, element by element, from inputs of that shape. No vector
 /// crosses a border of rows of `width` elements. `launch` launches the kernel with the inputs and the outputs, unless
 /// there are no elements.
+///
+/// Kernels with inputs of another shape (`rope` with its table) or that write their inputs in place (`adamw`) launch
+/// themselves.
 pub(crate) fn elementwise<const N: usize, const M: usize>(
     inputs: [CubeTensor; N],
     width: usize,

@@ -1,43 +1,13 @@
 //! Helpers shared by the tests of the program.
 
-#![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "each test file uses a part of it")]
 
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 use tempfile::TempDir;
-
-/// A model of a few thousand parameters whose steps take milliseconds; it reads `text.txt` in the program's working
-/// folder.
-pub const TINY: &[&str] = &[
-    "--model=gpt2",
-    "--data=text.txt",
-    "--set=model.n_layer=2",
-    "--set=model.n_head=2",
-    "--set=model.n_embd=16",
-    "--set=train.seq_len=16",
-    "--set=train.global_batch_size=4",
-    "--set=train.sample_tokens=0",
-    "--set=train.val_batches=2",
-    "--set=train.val_every=0",
-];
-
-/// A similar model with experts.
-pub const TINY_EXPERTS: &[&str] = &[
-    "--model=deepseek",
-    "--data=text.txt",
-    "--set=model.num_hidden_layers=2",
-    "--set=model.hidden_size=16",
-    "--set=model.intermediate_size=32",
-    "--set=moe.num_experts=4",
-    "--set=moe.moe_intermediate_size=16",
-    "--set=train.seq_len=16",
-    "--set=train.global_batch_size=4",
-    "--set=train.sample_tokens=0",
-    "--set=train.val_batches=2",
-    "--set=train.val_every=0",
-];
+pub use test_kit::tiny::{TINY, TINY_EXPERTS};
 
 /// A folder with a `text.txt` of 2280 bytes: 28 different characters without line ends. The last 228 bytes are the
 /// validation split.

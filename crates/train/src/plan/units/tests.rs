@@ -8,6 +8,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 use fsdp::{FsdpConfig, FusedAdamW, Optimizers};
 use model::StepContext;
 use std::ops::Range;
+use test_kit::tiny::{DEEPSEEK, DEEPSEEK_V3, GPT2, LLAMA, LLAMA_EXPERTS};
 use test_kit::{assert_moves, floats, moved, on_ranks};
 
 const T: usize = 8;
@@ -18,67 +19,6 @@ const RESOLUTION: f32 = 1.2e-7;
 
 /// Sequences of each micro-batch, in order; they are weighted by their number.
 const MICRO_BATCHES: [Range<usize>; 4] = [0..3, 3..4, 4..7, 7..8];
-
-const GPT2: &[&str] =
-    &["model.n_layer=2", "model.n_embd=16", "model.n_head=4", "model.n_positions=8", "model.dropout=0.2"];
-
-const DEEPSEEK: &[&str] = &[
-    "model.num_hidden_layers=2",
-    "model.hidden_size=16",
-    "model.intermediate_size=20",
-    "model.num_attention_heads=4",
-    "model.q_lora_rank=null",
-    "model.kv_lora_rank=8",
-    "model.qk_nope_head_dim=4",
-    "model.qk_rope_head_dim=4",
-    "model.v_head_dim=4",
-    "model.first_k_dense_replace=1",
-    "model.max_position_embeddings=8",
-    "moe.num_experts=4",
-    "moe.top_k=2",
-    "moe.moe_intermediate_size=12",
-    "moe.n_shared_experts=1",
-    "moe.capacity_factor=0.75",
-    "moe.aux_loss_coef=0.1",
-    "moe.z_loss_coef=0.01",
-    "moe.router_noise=0.05",
-    "train.z_loss_coef=0.1",
-];
-
-/// Two query heads for each of four key-value heads, a window, biases and norms of queries and keys.
-const LLAMA: &[&str] = &[
-    "model.num_hidden_layers=2",
-    "model.hidden_size=16",
-    "model.intermediate_size=20",
-    "model.num_attention_heads=8",
-    "model.num_key_value_heads=4",
-    "model.head_dim=4",
-    "model.qkv_bias=true",
-    "model.qk_norm=true",
-    "model.sliding_window=5",
-    "model.max_window_layers=1",
-    "model.max_position_embeddings=8",
-    "train.z_loss_coef=0.1",
-];
-
-/// A Mixtral or Qwen3-MoE: experts in the second block.
-const LLAMA_EXPERTS: &[&str] = &[
-    "model.mlp_only_layers=[0]",
-    "moe.num_experts=4",
-    "moe.top_k=2",
-    "moe.moe_intermediate_size=12",
-    "moe.aux_loss_coef=0.1",
-    "moe.router_noise=0.05",
-];
-
-const V3: &[&str] = &[
-    "model.q_lora_rank=6",
-    "moe.score_func=sigmoid",
-    "moe.selection_bias=true",
-    "moe.capacity_factor=null",
-    "moe.router_noise=0",
-    "moe.overflow=drop",
-];
 
 /// The move of each parameter in each of three steps, and the gradient norms and losses.
 type Moves = (Vec<Vec<Vec<f32>>>, Vec<[f64; 3]>);
@@ -329,7 +269,11 @@ fn the_loss_of_documents_apart_is_the_mean_over_what_each_predicts() {
 
 #[test]
 fn every_gradient_of_deepseek_v3_is_one_ranks() {
-    moves_as_on_one_rank("deepseek", &[DEEPSEEK, V3], &[LAYOUTS, WITH_EXPERTS, CONTEXT, CONTEXT_WITH_EXPERTS].concat());
+    moves_as_on_one_rank(
+        "deepseek",
+        &[DEEPSEEK, DEEPSEEK_V3],
+        &[LAYOUTS, WITH_EXPERTS, CONTEXT, CONTEXT_WITH_EXPERTS].concat(),
+    );
     let rerouted = ["moe.overflow=reroute", "moe.capacity_factor=0.75"];
     moves_as_on_one_rank(
         "deepseek",
