@@ -3,7 +3,7 @@
 use crate::ModelError;
 use crate::family::Family;
 use crate::hf::{Folder, Source, SourceOf};
-use crate::parameters::{fill, visited};
+use crate::parameters::{ParameterSpec, fill, visited};
 use crate::{Batch, Decoder, LanguageModel, Training};
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
@@ -77,7 +77,13 @@ pub(crate) trait AnyArchitecture: Any + Debug + Send + Sync {
     fn type_name(&self) -> &'static str;
     fn family<'a>(&'a self, moe: Option<&'a MoeConfig>) -> Box<dyn Family + 'a>;
     fn model(&self, moe: Option<&MoeConfig>, device: &Device) -> AnyModel;
-    fn units(&self, moe: Option<&MoeConfig>, training: &Training, device: &Device) -> Units<Batch>;
+    fn units(
+        &self,
+        moe: Option<&MoeConfig>,
+        listed: &[ParameterSpec],
+        training: &Training,
+        device: &Device,
+    ) -> Units<Batch>;
     fn set_vocab_size(&mut self, vocab_size: usize);
     fn set_blocks(&mut self, blocks: usize);
     fn to_yaml(&self) -> Result<yaml_serde::Value, yaml_serde::Error>;
@@ -98,20 +104,26 @@ impl<C: Architecture> AnyArchitecture for C {
         AnyModel(Box::new(Architecture::model(self, moe, device)))
     }
 
-    fn units(&self, moe: Option<&MoeConfig>, training: &Training, device: &Device) -> Units<Batch> {
+    fn units(
+        &self,
+        moe: Option<&MoeConfig>,
+        listed: &[ParameterSpec],
+        training: &Training,
+        device: &Device,
+    ) -> Units<Batch> {
         let model = Architecture::model(self, moe, device);
         let (family, calls) = (Architecture::family(self, moe), model.calls(training));
-        let (made, listed) = (calls.len(), 1 + family.blocks() + family.calls_after_blocks());
+        let (made, told) = (calls.len(), 1 + family.blocks() + family.calls_after_blocks());
         assert_eq!(
             made,
-            listed,
-            "{}: Decoder::calls makes {made} calls, and Family::blocks and calls_after_blocks tell of {listed}",
+            told,
+            "{}: Decoder::calls makes {made} calls, and Family::blocks and calls_after_blocks tell of {told}",
             C::TYPE
         );
         let (built, configured) = (model.blocks(), family.blocks());
         assert_eq!(built, configured, "{}: Decoder::blocks is {built}, and Family::blocks is {configured}", C::TYPE);
         let has: BTreeSet<_> = visited(&model).into_iter().collect();
-        let listed: BTreeSet<_> = family.parameters().into_iter().map(|of| (of.name, of.shape)).collect();
+        let listed: BTreeSet<_> = listed.iter().map(|of| (of.name.clone(), of.shape.clone())).collect();
         let differ: Vec<_> = has.symmetric_difference(&listed).collect();
         assert!(
             differ.is_empty(),

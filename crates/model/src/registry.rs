@@ -148,8 +148,10 @@ impl ModelConfig {
     /// The model as sharding units, one for each part that its [`calls`](crate::Decoder::calls) name. A unit's name is
     /// the path of its part in the model, so a parameter's name in a checkpoint is its path.
     pub fn units(&self, moe: Option<&MoeConfig>, training: &Training, device: &Device) -> Units<Batch> {
-        let mut units = self.0.units(moe, training, device);
-        training.set_rules(&mut units, self.family(moe).parameters(), self.initial(moe, training.seed));
+        let parameters = self.family(moe).parameters();
+        let mut units = self.0.units(moe, &parameters, training, device);
+        let initial = Initial::new(self.type_name(), training.seed, parameters.clone());
+        training.set_rules(&mut units, parameters, initial);
         units
     }
 

@@ -192,8 +192,8 @@ pub struct FsdpConfig {
     /// gradients until then. `None` does so if whole parameters are kept as long: with `full_shard` and `hybrid_shard`
     /// in a pipeline. `ddp` and `zero1` always do so, because they keep whole gradients anyway.
     pub no_sync: Option<bool>,
-    /// The optimizers of the parameters. Kiln's [`FusedAdamW`](fused::FusedAdamW), the default, decays matrices only, not vectors
-    /// (norm gains, biases).
+    /// The optimizers of the parameters. Kiln's [`FusedAdamW`](fused::FusedAdamW), the default, decays matrices only,
+    /// not vectors (norm gains, biases).
     pub optimizers: Optimizers,
     /// Gradients with a larger global norm are scaled down to this norm.
     pub clip_grad_norm: Option<f64>,
