@@ -16,9 +16,10 @@ mkdir -p "$crate/src/bin"
 cp Cargo.lock "$crate/"
 cp tests/library/main.rs "$crate/src/bin/library.rs"
 programs=(mlp vision_transformer lora resume own_loop expert_layer drop_in batches reshard collectives draw)
-for name in "${programs[@]}" own_model; do
+for name in "${programs[@]}"; do
     cp crates/*/examples/"$name.rs" "$crate/src/bin/"
 done
+cp -r crates/train/examples/own_model "$crate/src/bin/"
 {
     cat <<END
 [package]

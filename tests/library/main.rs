@@ -1,6 +1,6 @@
 //! A program outside of Kiln's workspace that uses its crates as libraries (`scripts/check-library.sh` builds it):
 //!
-//! * a `model::Llama` in a training loop of its own, with Burn's AdamW,
+//! * a `model::Llama` in a training loop of its own, with Burn's AdamW and records,
 //! * the same model with `fsdp`: sharded over four ranks, with batches of `data`,
 //! * a module that no crate of Kiln knows, sharded over two ranks,
 //! * the expert layer alone, with gradients.
@@ -8,13 +8,13 @@
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
+use burn::store::ModuleRecord;
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use comm::{Communicator, TIMEOUT, run_ranks};
 use data::{Dataset, OpenOptions};
 use fsdp::{Calls, Fsdp, FsdpConfig, FsdpError};
 use model::{
-    Batch, LanguageModel, Llama, LlamaConfig, MicroBatch, ModelConfig, Parallel, StepContext, Targets,
-    Training,
+    Batch, LanguageModel, Llama, LlamaConfig, MicroBatch, ModelConfig, Parallel, StepContext, Targets, Training,
 };
 use moe::MoeConfig;
 use std::error::Error;
@@ -68,6 +68,11 @@ fn own_loop(config: &LlamaConfig, dataset: &Dataset) -> Result<Vec<f64>, Box<dyn
         losses.push(f64::from(loss.into_scalar::<f32>()));
         model = optimizer.step(3e-3, model, gradients);
     }
+    let [inputs, targets] = tensors(&dataset.train_batch(1337, 0..SEQUENCES, SEQ_LEN)?, &device);
+    let loss = |model: &Llama| model.loss(inputs.clone(), targets.clone()).into_scalar::<f32>();
+    let record = ModuleRecord::from_bytes(model.clone().into_record().into_bytes()?)?;
+    let loaded = Llama::init(config, None, 7, &device).load_record(record);
+    assert_eq!(loss(&loaded), loss(&model), "Burn's record holds the whole model");
     Ok(losses)
 }
 
@@ -103,9 +108,11 @@ impl Sum {
     fn calls() -> Calls<Self, Tensor<3>> {
         let mut calls = Calls::new();
         calls.first("input", |sum: &Self| &sum.input, |linear, x: &Tensor<3>| linear.forward(x.clone()));
-        calls.last("output", |sum: &Self| &sum.output, |linear, h: Tensor<3>, x| {
-            (linear.forward(h) - x.clone().sum_dim(2)).powi_scalar(2).mean()
-        });
+        calls.last(
+            "output",
+            |sum: &Self| &sum.output,
+            |linear, h: Tensor<3>, x| (linear.forward(h) - x.clone().sum_dim(2)).powi_scalar(2).mean(),
+        );
         calls
     }
 }
@@ -122,7 +129,8 @@ fn own_module() -> Result<Vec<f64>, Box<dyn Error>> {
         let steps = (0..60).map(|_| Ok(fsdp.train_step(std::slice::from_ref(&mine), 1e-2)?.loss));
         let mut losses = steps.collect::<Result<Vec<f64>, FsdpError>>()?;
         let trained = fsdp.gather_model(sum.clone(), true)?.expect("it is kept");
-        losses.push(Sum::calls().run(&trained, &xs).loss.into_scalar::<f32>().into());
+        let loaded = sum.clone().load_record(trained.into_record());
+        losses.push(Sum::calls().run(&loaded, &xs).loss.into_scalar::<f32>().into());
         losses.push(fsdp.train_step(std::slice::from_ref(&mine), 1e-2)?.loss);
         Ok::<_, FsdpError>(losses)
     })?;

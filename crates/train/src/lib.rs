@@ -28,10 +28,10 @@
 //! # Ok::<(), train::config::ConfigError>(())
 //! ```
 //!
-//! A model of your own on this command line, `cargo run --example own_model`:
+//! A model of your own, in `tiny.rs`, on this command line, `cargo run --example own_model`:
 //!
 //! ```ignore
-#![doc = include_str!("../examples/own_model.rs")]
+#![doc = include_str!("../examples/own_model/main.rs")]
 //! ```
 
 pub mod allocator;

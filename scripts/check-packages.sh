@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Packs each crate that others may depend on as for a registry, and builds the packed crates, with nothing else of this
+# workspace: fails if a package lacks a file or a version.
+#
+#   bash scripts/check-packages.sh
+#
+# `cargo package` can build them itself, but each with its own features of Burn, which would be compiled for each anew.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+cargo package --locked --quiet --no-verify --workspace --exclude benches --exclude test-kit --exclude ptx --exclude cuda-driver
+target=${CARGO_TARGET_DIR:-$PWD/target}
+version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+unpacked=$(mktemp -d)
+trap 'rm -rf "$unpacked"' EXIT
+for package in "$target"/package/*-"$version".crate; do
+    tar -xzf "$package" -C "$unpacked"
+done
+cp Cargo.lock "$unpacked/"
+{
+    printf '[workspace]\nresolver = "3"\nmembers = ["*-%s"]\n\n[patch.crates-io]\n' "$version"
+    for folder in "$unpacked"/*-"$version"; do
+        folder=${folder##*/}
+        printf '%s = { path = "%s" }\n' "${folder%-"$version"}" "$folder"
+    done
+    # Without Kiln's profiles, all dependencies would be compiled again.
+    sed -n '/^\[profile\.dev\]/,$p' Cargo.toml
+} >"$unpacked/Cargo.toml"
+cd "$unpacked"
+CARGO_TARGET_DIR=$target cargo build --quiet --workspace
+printf 'packed and built: %s\n' "$(ls -d -- *-"$version" | tr '\n' ' ')"
