@@ -2,9 +2,8 @@
 //! ranks, it has the losses of one: `cargo run --example vision_transformer`.
 
 use burn::module::Module;
-use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::transformer::{TransformerEncoderConfig, TransformerEncoderLayer};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Linear, LinearConfig, loss::CrossEntropyLossConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Int, Tensor};
 use comm::{RankFailure, TIMEOUT, run_ranks};
@@ -63,8 +62,7 @@ fn images(first: usize, n: usize, device: &Device) -> Batch {
 fn losses(ranks: usize) -> Result<Vec<f64>, RankFailure<FsdpError>> {
     let (device, model) = (Device::flex(), vit(&Device::flex()));
     let of_ranks = run_ranks(vec![device; ranks], TIMEOUT, move |comm| {
-        let optimizers = Optimizers::new(AdamWConfig::new().build());
-        let config = FsdpConfig { optimizers, ..FsdpConfig::default() };
+        let config = FsdpConfig { optimizers: Optimizers::new(AdamWConfig::new().build()), ..FsdpConfig::default() };
         let mine = [images(comm.rank() * 32 / ranks, 32 / ranks, comm.device())];
         let mut fsdp = Fsdp::new(calls().into_units(model.clone()), comm, config)?;
         (0..60).map(|_| Ok(fsdp.train_step(&mine, 3e-3)?.loss)).collect::<Result<Vec<f64>, FsdpError>>()

@@ -40,10 +40,10 @@ enum Lock {
 
 impl RunFolder {
     /// Creates the folder and writes the resolved configuration into it. Without `out`, uses the first free
-    /// `runs/NAME-NNN`.
+    /// `runs/NAME-NNN`. A run that failed before its first step is replaced.
     ///
     /// # Errors
-    /// If the folder cannot be written or already holds a run.
+    /// If the folder cannot be written, already holds a run, or another process trains there.
     pub fn create(out: Option<&Path>, name: &str, config: &Config) -> Result<Self, TrainError> {
         let path = match out {
             Some(path) => path.to_path_buf(),
@@ -54,24 +54,37 @@ impl RunFolder {
             Self::expect_new(&path)?;
         }
         fs::create_dir_all(&path).map_err(unwritable)?;
-        let mut folder = Self::at(&path);
-        // Whoever creates this file owns the folder, even if several runs start at the same time.
+        let folder = Self { lock: lock(&path)?, ..Self::at(&path) };
+        // Whoever creates this file owns the folder, even if several runs start at the same time and cannot lock it.
         match File::create_new(folder.metrics()) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(Self::exists(&path)?),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match folder.has_begun()? {
+                true => return Err(Self::exists(&path)?),
+                false => File::create(folder.metrics()).map_err(unwritable)?,
+            },
             file => file.map_err(unwritable)?,
         };
         write_whole(&path.join(CONFIG), |file| fs::write(file, config.to_yaml())).map_err(unwritable)?;
-        folder.lock = lock(&path)?;
         Ok(folder)
     }
 
     /// Rejects a folder that already holds a run, or anything else.
     pub fn expect_new(path: &Path) -> Result<(), TrainError> {
-        match Self::at(path).metrics().exists() {
-            true => Err(Self::exists(path)?),
+        let folder = Self::at(path);
+        match folder.metrics().exists() {
+            true if folder.has_begun()? => Err(Self::exists(path)?),
+            true => Ok(()),
             false if path.exists() && !is_empty(path) => Err(TrainError::FolderInUse { path: path.into() }),
             false => Ok(()),
         }
+    }
+
+    /// Whether a step has been made here, or a checkpoint written: what a new run must not overwrite.
+    fn has_begun(&self) -> Result<bool, TrainError> {
+        let has_metrics = match read_regular(&self.metrics()) {
+            Ok(lines) => !lines.is_empty(),
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
+        };
+        Ok(has_metrics || Folder::of_run(&self.path).latest()?.is_some())
     }
 
     /// The error for a folder that already holds a run.
@@ -257,6 +270,20 @@ pub(crate) fn run_of(checkpoint: &Path) -> Option<&Path> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_that_has_not_begun_is_replaced_once_its_process_has_ended() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("run");
+        let create = || RunFolder::create(Some(&path), "", &Config::default());
+        let first = create().unwrap();
+        assert!(matches!(create(), Err(TrainError::RunInUse { .. })));
+        drop(first);
+        let second = create().unwrap();
+        fs::write(second.metrics(), "{\"step\": 1}\n").unwrap();
+        drop(second);
+        assert!(matches!(create(), Err(TrainError::RunExists { has_checkpoint: false, .. })));
+    }
 
     #[test]
     fn a_folder_that_cannot_be_locked_is_used_with_a_warning_and_one_that_is_in_use_is_not() {

@@ -204,7 +204,13 @@ impl<B> Runner<'_, B> {
 fn root(output: Output, cotangent: Option<Tensors>, scale: f64) -> Tensor<1> {
     let scaled = |loss: Tensor<1>| if scale == 1.0 { loss } else { loss * scale };
     let root = match output {
-        Output::Loss(Loss { loss, aux }) => add(Some(scaled(loss)), aux.map(scaled)),
+        Output::Loss(Loss { loss, aux }) => {
+            for loss in aux.iter().chain([&loss]) {
+                let elements = loss.dims()[0];
+                assert_eq!(elements, 1, "the last call returns a loss of {elements} elements: return their mean");
+            }
+            add(Some(scaled(loss)), aux.map(scaled))
+        }
         Output::Activation(Activation { x, aux }) => {
             let seed = x.seed(cotangent.expect("the call after this one has run its backward"));
             add(Some(seed), aux.map(scaled))

@@ -77,6 +77,9 @@ impl<B: 'static> Backward<'_, B> {
     ///
     /// # Errors
     /// Returns an error if a rank fails.
+    ///
+    /// # Panics
+    /// If a gradient of another length is returned.
     pub fn map_gradients(&mut self, change: &mut dyn FnMut(&Part, Tensor<1>) -> Tensor<1>) -> Result<(), FsdpError> {
         let shares = self.fsdp.all_reduce(&[self.shares.iter().sum()])?[0];
         let count = self.fsdp.weight(shares) * self.fsdp.loss_scale.factor();

@@ -32,22 +32,28 @@ impl<B: 'static> Fsdp<B> {
             }
             folder.begin(&index, &[])
         };
-        self.all(if rank == 0 { begin() } else { Ok(()) })?;
-        self.all(write_rank(&folder.partial(step), rank, pieces(self.parts()), &Written::default()))?;
+        let path = folder.step(step);
+        self.all(if rank == 0 { begin() } else { Ok(()) }, &path)?;
+        self.all(write_rank(&folder.partial(step), rank, pieces(self.parts()), &Written::default()), &path)?;
         let completed = if rank == 0 { folder.complete(step).map(drop) } else { Ok(()) };
-        self.all(completed)?;
-        Ok(folder.step(step))
+        self.all(completed, &path)?;
+        Ok(path)
     }
 
     /// Returns this rank's error, or that of another rank. This is a collective.
-    fn all(&self, mine: Result<(), CheckpointError>) -> Result<(), FsdpError> {
+    fn all(&self, mine: Result<(), CheckpointError>, checkpoint: &Path) -> Result<(), FsdpError> {
         let failed = if mine.is_err() { self.world.rank() as f64 + 1.0 } else { 0.0 };
         let mut of_ranks = vec![0.0; self.world.world_size()];
         of_ranks[self.world.rank()] = failed;
         let of_ranks = self.all_reduce(&of_ranks)?;
         mine?;
         match of_ranks.iter().position(|failed| *failed > 0.0) {
-            Some(rank) => Err(FsdpError::State(format!("rank {rank} could not write to the checkpoint"))),
+            Some(rank) => {
+                let path = checkpoint.display();
+                Err(FsdpError::State(format!(
+                    "rank {rank} could not write checkpoint {path}: see the error of that rank"
+                )))
+            }
             None => Ok(()),
         }
     }

@@ -72,6 +72,8 @@ impl FlatShard {
         for (part, at) in self.parts(self.range()) {
             let range = at - start..at - start + part.range.len();
             let changed = change(&part, all.clone().slice(range.clone()) / count) * count;
+            let (given, has) = (changed.dims()[0], range.len());
+            assert_eq!(given, has, "{}: a gradient of {given} elements is returned for {has}", part.name);
             all = all.slice_assign([range], changed);
         }
         self.gradient = Some(self.plan.count(all, Category::Gradients));
