@@ -1,4 +1,4 @@
-//! A model of your own with the whole command line: ranks, pipeline, checkpoints, validation, generation.
+//! Your own model with the full command line: ranks, pipeline, checkpoints, validation, generation.
 //!
 //! `cargo run --example own_model -- --model tiny --gpus 4 --set model.width=96`
 
@@ -13,7 +13,7 @@ use moe::MoeConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The keys of the section `model`; their comments are the documentation of `train config`.
+/// The keys of the section `model`; `train config` prints their comments as documentation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct TinyConfig {

@@ -37,7 +37,7 @@ pub(crate) struct StepMetrics {
     pub step_seconds: f64,
     /// Seconds of these spent waiting for data.
     pub data_wait_seconds: f64,
-    /// Seconds the previous step spent on a checkpoint, without the work done during training.
+    /// Seconds the previous step spent on a checkpoint, excluding the work done in the background.
     pub checkpoint_seconds: f64,
     /// Seconds since this process began to train.
     pub elapsed_seconds: f64,

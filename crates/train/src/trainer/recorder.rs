@@ -200,7 +200,7 @@ impl Log {
         Ok(())
     }
 
-    /// A log that cannot be written is no reason to end a run.
+    /// A log that cannot be written must not end a run.
     fn write(&mut self, text: &str) {
         if self.file.is_none() {
             let _ = self.open();
