@@ -1,6 +1,6 @@
-//! A vision transformer of Burn's own layers, sharded over four ranks: `cargo run --example vision_transformer`.
+//! A vision transformer made of Burn's layers, sharded over four ranks: `cargo run --example vision_transformer`.
 //!
-//! It learns in which quarter of an image a bright spot lies. Four ranks have the losses of one.
+//! It learns which quarter of an image contains a bright spot. Four ranks have the same losses as one.
 
 use burn::module::Module;
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};

@@ -13,7 +13,7 @@ pub struct State {
     pub parts: Vec<StatePart>,
     /// The progress, which is the same on every rank.
     pub progress: Progress,
-    /// What other ranks hold too; compare it before the state counts as saved.
+    /// What other ranks also hold; compare the copies before the state counts as saved.
     pub copies: Copies,
 }
 
