@@ -32,7 +32,7 @@ pub enum RankFailure<E: Error + 'static> {
         /// The panic's message.
         message: String,
     },
-    /// A rank failed, and others are stuck outside of any call, for example in a write to a dead disk.
+    /// A rank failed, and others are stuck outside any call, for example in a write to a dead disk.
     #[error("{failure}; {} did not come back within {waited:?}", ranks(stuck))]
     Stuck {
         /// The first failure.

@@ -108,8 +108,8 @@ impl MpiWorld {
     /// Runs `work` as this process's rank, as [`run_ranks`](crate::run_ranks) does for ranks that are threads.
     ///
     /// # Errors
-    /// Returns an error if this rank returns an error or panics. The others are told, but wait in MPI for this process
-    /// to end; [`abort_process`](Self::abort_process) ends that wait.
+    /// Returns an error if this rank returns an error or panics. The others are notified, but wait in MPI for this
+    /// process to end; [`abort_process`](Self::abort_process) ends that wait.
     pub fn run<T, E: Error + 'static>(
         &self,
         device: Device,

@@ -88,7 +88,7 @@ impl Drop for Source {
     fn drop(&mut self) {
         let done = std::mem::take(self.done.get_mut().unwrap_or_else(PoisonError::into_inner));
         if done.iter().any(|done| self.memory.card.wait_for(done).is_err()) {
-            // The GPU is lost. Never hand out its memory again.
+            // The GPU is lost. Its memory must never be reused.
             let held = self.memory.held.get_mut().unwrap_or_else(PoisonError::into_inner);
             std::mem::forget(std::mem::replace(held, Box::new(())));
         }
