@@ -26,7 +26,7 @@ pub struct Dataset {
     val: Tokens,
 }
 
-/// Sequences of tokens, and the token that follows each position.
+/// Sequences of tokens, each with the token that follows every position.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
     /// Input tokens, row-major `[sequences, seq_len]`.

@@ -1,4 +1,4 @@
-//! Advice for a name that leads to nothing on this machine.
+//! Advice for a name that matches nothing on this machine.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -60,7 +60,7 @@ fn is_path(owner: &str, repository: &str) -> bool {
     is_file || !of_hub(owner) || !of_hub(repository) || Path::new(owner).exists()
 }
 
-/// A named source, or a file in the folder of `source`, that may be meant.
+/// A named source, or a file in the folder of `source`, that the user may have meant.
 fn similar(source: &str) -> Option<String> {
     let lower = source.to_lowercase();
     let path = Path::new(source);
