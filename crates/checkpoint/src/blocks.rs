@@ -1,4 +1,4 @@
-//! Digests of files: BLAKE3's tree, cut at blocks of 2 MiB so that each block can be checked by itself.
+//! Digests of files: BLAKE3's tree, cut at blocks of 2 MiB, so each block can be verified separately.
 //!
 //! ```text
 //! digest of a file                    root              `b3sum FILE` prints it

@@ -47,7 +47,7 @@ pub struct Index {
     pub parameters: Vec<Parameter>,
     /// The ranks' files in rank order, followed by those that the run added.
     pub files: Vec<FileEntry>,
-    /// The file that says where the pieces of all parameters lie in the ranks' files.
+    /// The file with the positions of the pieces of all parameters in the ranks' files.
     pub table: FileEntry,
     /// BLAKE3 of this file without these digits.
     pub digest: String,
