@@ -1,4 +1,4 @@
-//! `reroute`: replaces a full expert by the token's next-best expert with room.
+//! `reroute`: replaces a full expert with the token's next-best expert that has room.
 //!
 //! Assignments of a sequence are placed one after another, in the order of [`dispatch`](super::dispatch). Choice `j` of
 //! a token goes to its candidate `j`. If that expert is full, it goes to the first of the token's reserves (candidates

@@ -82,8 +82,8 @@ impl GroupedGemmBackwardOps for CubeBackend {
     }
 }
 
-/// `dW_epq`, in the memory of the tensor `into` from that element on where there is one. [`Tier::Simt`] forces the
-/// kernel without tensor cores; the other tiers share theirs and fall back to it.
+/// `dW_epq`, in the memory of the tensor `into` from that element on if it is given. [`Tier::Simt`] forces the kernel
+/// without tensor cores; the other tiers share theirs and fall back to it.
 fn grouped_gemm_weight(
     x: CubeTensor,
     d_y: CubeTensor,

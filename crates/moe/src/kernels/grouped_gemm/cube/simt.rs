@@ -171,7 +171,8 @@ pub(super) fn multiply(a: &[f32], b: &[f32], sums: &mut Sums, #[comptime] units:
     }
 }
 
-/// Writes the unit's sums, rounded, inside of the matrix. (`row`, `column`) is the corner of the cube's tile.
+/// Writes the unit's sums, rounded, where they are inside the matrix. (`row`, `column`) is the corner of the cube's
+/// tile.
 #[cube]
 pub(super) fn write_sums<F: Float, N: Size>(
     sums: &Sums,
