@@ -1,5 +1,5 @@
-//! The kernel of [`dropout`](super): each unit takes vectors of elements in a grid-stride loop. A vector lies within
-//! one row; the start of the row's numbers is recomputed for each vector.
+//! The kernel of [`dropout`](super): each unit takes vectors of elements in a grid-stride loop. A vector is within one
+//! row; the start of the row's numbers is recomputed for each vector.
 
 use super::DropoutOps;
 use super::{DropoutRule, GAMMA};
