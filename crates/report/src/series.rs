@@ -1,4 +1,4 @@
-//! Series of at most a few thousand points that look like those of millions.
+//! Reduces series of millions of points to a few thousand that look the same.
 
 use serde::{Serialize, Serializer};
 
