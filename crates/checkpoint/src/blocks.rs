@@ -7,7 +7,7 @@
 //! its blocks, 2 MiB each   0       1         2       3  one digest each, in blocks.bin
 //! ```
 //!
-//! A file's list of block digests needs no digest of its own, because it must hash to the root.
+//! A file's list of block digests does not need a separate digest, because it must hash to the root.
 
 use blake3::Hasher;
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};

@@ -263,12 +263,12 @@ impl Communicator {
         self.engine.abort(reason);
     }
 
-    /// Returns the result of `work`; if it fails or panics, tells the other ranks at once ([`abort`](Self::abort)). The
-    /// others then do not wait until the caller has dropped its state, which can take minutes, for example if it joins
-    /// a thread that writes to a slow disk.
+    /// Returns the result of `work`; if it fails or panics, notifies the other ranks at once ([`abort`](Self::abort)).
+    /// The others then do not wait until the caller has dropped its state, which can take minutes, for example if it
+    /// joins a thread that writes to a slow disk.
     ///
     /// ```text
-    /// let mut state = State::new();                  // outside of `work`: not yet dropped when the others are told
+    /// let mut state = State::new(); // outside `work`: not yet dropped when the others are notified
     /// comm.abort_on_failure(|| state.train())?;
     /// ```
     pub fn abort_on_failure<T, E: Display>(&self, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {

@@ -10,7 +10,7 @@ pub enum ModelError {
     /// A setting with which no model can be built or no text generated; the message names its value and the remedy.
     #[error("{0}")]
     Setting(String),
-    /// A prompt without tokens, the number of which is given.
+    /// A prompt without tokens, given by its number.
     #[error("prompt {0} is empty: give at least one token, such as the end of a text")]
     EmptyPrompt(usize),
     /// The folder's weights are in PyTorch's own format.

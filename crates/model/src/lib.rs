@@ -32,7 +32,7 @@
 //! heads, `v` vocabulary (in attention: width of a value), `c` columns of a cache, `r` rank of a latent, `p` width of a
 //! rotated key.
 //!
-//! DeepSeek in a training loop of your own, `cargo run --example own_loop`:
+//! DeepSeek in your own training loop, `cargo run --example own_loop`:
 //!
 //! ```ignore
 #![doc = include_str!("../examples/own_loop.rs")]

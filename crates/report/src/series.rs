@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
-/// Most points of a series, so that pages of long runs stay small.
+/// Maximum number of points of a series; it keeps the pages of long runs small.
 pub(crate) const POINTS: usize = 2000;
 
 /// A number on the page: six significant digits, or null if it is not finite.

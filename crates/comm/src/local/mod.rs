@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A rank posts once, to all ranks, and is woken once. A round of N ranks costs N posts and N - 1 wakes, whatever other
-//! groups do meanwhile. A result that is the same for all ranks is computed once.
+//! groups do at the same time. A result that is the same for all ranks is computed once.
 //!
 //! Ranks that share a device share its memory, and the last rank to arrive computes the common results. If the ranks of
 //! a group have several devices, a round only tells each rank what the others posted. Each rank then copies what it

@@ -146,8 +146,8 @@ impl Drop for MpiWorld {
 }
 
 impl World {
-    /// Returns the next header that a rank has sent with a tag, if one is there; the inner `None` means that it is not
-    /// a header.
+    /// Returns the next header that a rank has sent with a tag, if one has arrived; the inner `None` means that it is
+    /// not a header.
     pub fn receive_header(&self, from: usize, tag: i32) -> Option<Option<Header>> {
         let message = self.universe.world().process_at_rank(from as Rank).immediate_matched_probe_with_tag(tag)?;
         Some(Header::from_bytes(&receive(message)))

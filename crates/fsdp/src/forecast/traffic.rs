@@ -29,7 +29,7 @@ use std::ops::Range;
 pub struct CallTraffic {
     /// Bytes of its output, which another rank may need.
     pub output: usize,
-    /// Bytes that its forward receives in collectives of its own, by axis and collective.
+    /// Bytes that its forward receives in its own collectives, by axis and collective.
     pub forward: Received,
     /// The same for its backward.
     pub backward: Received,

@@ -68,7 +68,7 @@ impl CommThread {
             });
             // Before the result is sent, so that a rank with all results finds the thread idle.
             unfinished.fetch_sub(1, Ordering::Release);
-            let _ = sender.send(result); // nobody waits for it if the rank has failed meanwhile
+            let _ = sender.send(result); // nothing waits for it if the rank has failed by now
         });
         if let Some(jobs) = &self.jobs {
             let _ = jobs.send(job); // if the thread has ended, waiting for the result reports it
@@ -101,7 +101,7 @@ impl<T: 'static> Pending<T> {
 
 impl Drop for CommThread {
     /// Ends the thread. If a job is still running, the rank has failed, and the job waits for ranks that will learn of
-    /// the failure only after this returns. The thread is then left to end by itself.
+    /// the failure only after this returns. The thread is then left to end on its own.
     fn drop(&mut self) {
         drop(self.jobs.take());
         if self.unfinished.load(Ordering::Acquire) == 0

@@ -276,7 +276,7 @@ impl FlatShard {
         (self.replica, self.is_changed) = (Some(replica), false);
     }
 
-    /// Returns whether the master is a part of the replica and takes no memory of its own, as in fp32.
+    /// Returns whether the master is a part of the replica and takes no extra memory, as in fp32.
     fn holds_master(&self, replica: &Counted) -> bool {
         replica.tensor.dtype() == DType::F32 && self.plan.device == self.plan.rest_device
     }

@@ -214,7 +214,7 @@ impl Stepper {
         };
         let OptimizerState { mut tensors, numbers } = values;
         match self {
-            // Saved before its first step, or frozen: it starts anew.
+            // Saved before its first step, or frozen: it starts from the beginning.
             Self::Fused { .. } if tensors.is_empty() => {}
             Self::Fused { state, .. } => {
                 let mut moment = |name| {

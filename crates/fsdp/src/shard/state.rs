@@ -105,7 +105,7 @@ pub struct PartValues {
 pub type ReadPart<'a> = dyn FnMut(&Part) -> Result<PartValues, String> + 'a;
 
 impl Number {
-    /// Converts a number of Burn's record, of whichever type fits.
+    /// Converts a number of Burn's record to the type that fits.
     pub(crate) fn of<S: Copy>(scalar: S) -> Self
     where
         u64: TryFrom<S>,

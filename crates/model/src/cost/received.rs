@@ -28,8 +28,8 @@
 //!
 //! Over N expert-parallel ranks with balanced loads, (N - 1)/N of r rows of width d are sent to the experts and back,
 //! in the forward and in the backward; r is `top_k` per token, or what the capacity admits. An `all_gather` of
-//! e (N - 1) row counts of 4 bytes precedes them. (If loads are so uneven that rows move in several rounds, the backward repeats
-//! those of the forward.)
+//! e (N - 1) row counts of 4 bytes precedes them. (If loads are so uneven that rows move in several rounds, the
+//! backward repeats those of the forward.)
 
 use super::Workload;
 use comm::{Axis, all_reduce_bytes};

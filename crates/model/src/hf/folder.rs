@@ -177,7 +177,7 @@ impl Folder {
         there.map(read).collect()
     }
 
-    /// The tokens that end a text: `eos_token_id` of `generation_config.json`, else of `config.json`.
+    /// The tokens that end a text: `eos_token_id` of `generation_config.json`, or else of `config.json`.
     ///
     /// # Errors
     /// If `generation_config.json` cannot be read, or the value is neither a token nor a list of tokens.

@@ -22,7 +22,7 @@ pub(crate) struct StepMetrics {
     pub aux_loss: f64,
     /// Global gradient norm before clipping; null in JSON if it is beyond fp16.
     pub grad_norm: f64,
-    /// Whether the gradients were beyond fp16, so that the parameters were not updated.
+    /// Whether the step was skipped because the gradients were beyond fp16.
     pub skipped: bool,
     /// Tokens trained on so far.
     pub tokens: u64,

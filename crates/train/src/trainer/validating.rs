@@ -83,7 +83,7 @@ impl Trainer<'_> {
         Ok(Loss::Nats(sum / count * counts.scale()))
     }
 
-    /// Whether a validation is better than all before it, so that its checkpoint is kept.
+    /// Whether a validation is better than all before it; its checkpoint is then kept.
     pub fn is_best(&mut self, step: usize, val_loss: f64) -> bool {
         let CheckpointConfig { keep, keep_best, .. } = self.job.config.checkpoint;
         let is_best =

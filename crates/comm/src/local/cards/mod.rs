@@ -118,7 +118,7 @@ pub fn fill<'a>(tensors: impl Iterator<Item = &'a (Payload, Vec<Piece<'a>>)> + C
             assert!(bytes.end <= from.bytes && start + len <= memory.bytes, "a piece does not fit");
             if len > 0 {
                 card.copies_wait_for(&source.ready);
-                // SAFETY: both ranges lie within memory that is held until `done`, or until all later work waits for
+                // SAFETY: both ranges are within memory that is held until `done`, or until all later work waits for
                 // it. The copy comes after `ready` and after earlier uses of the new memory.
                 unsafe { card.copy(memory.address + start as u64, from.card, from.address + bytes.start as u64, len) };
             }

@@ -1,4 +1,4 @@
-//! Saving a model on disk, and resuming from there with other ranks.
+//! Saving a model on disk, and resuming from it with different ranks.
 
 use super::{Fsdp, Unloaded};
 use crate::shard::pieces::{pieces, read_part};

@@ -223,7 +223,7 @@ impl AttentionBackwardOps for CubeBackend {
     }
 }
 
-/// Makes first keys contiguous: kernels index them across all sequences, whose rows a device may lay out with gaps.
+/// Makes first keys contiguous: kernels index them across all sequences, and a device may leave gaps between rows.
 fn lying_together(first_keys: CubeTensor) -> CubeTensor {
     if first_keys.meta.num_elements() == 0 { first_keys } else { contiguous(first_keys, DType::I32) }
 }

@@ -16,8 +16,8 @@
 //! then waits for 2,000 / 64 = 31 parts and for fewer than 64 places: 8 + 16 times. That makes 40 microseconds instead
 //! of 2 ms. The cost is memory traffic: the parts for 64 rows of `dy` in bf16 are 1/32 of their size, written and read.
 //!
-//! More places at a time would take more than 32 registers, so that fewer cubes fit on a multiprocessor. Most of 50,304
-//! rows have nothing to add and wait only for their starts.
+//! More places at a time would take more than 32 registers, so fewer cubes would fit on a multiprocessor. Most of
+//! 50,304 rows have nothing to add and wait only for their starts.
 
 use super::sort::Sorted;
 use crate::cube::launch::{Elements, address_type, empty, over_rows, vector_size};

@@ -242,7 +242,7 @@ fn dispatch_scan_kernel(
     }
 }
 
-/// `sorted` stands for [`RowLayout::Sorted`].
+/// `sorted` selects [`RowLayout::Sorted`].
 #[cube(launch)]
 fn dispatch_place_kernel(
     totals: &[i32],

@@ -70,7 +70,7 @@ fn of_linux(root: &Path) -> Option<Available> {
             _ => return None,
         };
         // Inside a container the path may be the host's; the group itself is then the base. Limits of parent groups
-        // apply too.
+        // also apply.
         let group: PathBuf = root.join(base).join(path.trim_start_matches('/'));
         group
             .ancestors()

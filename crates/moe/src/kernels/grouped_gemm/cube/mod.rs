@@ -8,8 +8,8 @@
 //!
 //! Every tier takes any segments: [`tiles`] gives each tile of rows its expert and its end, and rows past the end are
 //! not written. Segments are on the device, where the host does not check them. An end beyond the last row is clamped
-//! to it, so that nothing reads or writes out of bounds. Segments padded to [`tile_rows`](super::tile_rows) leave no
-//! tile half empty.
+//! to it, so nothing reads or writes out of bounds. Segments padded to [`tile_rows`](super::tile_rows) leave no tile
+//! half empty.
 
 mod multi_level;
 #[cfg(feature = "offline")]
