@@ -178,7 +178,7 @@ impl Index {
         Ok(index)
     }
 
-    /// An error unless each file name is unique and names a file beside the index, and the parameters are sorted and
+    /// An error unless each file name is unique and names a file next to the index, and the parameters are sorted and
     /// distinct.
     fn check(&self, path: &Path) -> Result<(), CheckpointError> {
         let broken = |reason: String| Err(CheckpointError::broken(path, reason));

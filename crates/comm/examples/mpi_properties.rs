@@ -218,7 +218,7 @@ impl Drop for SlowToDrop {
     }
 }
 
-/// A failing rank tells the others before it drops its state.
+/// A failing rank notifies the others before it drops its state.
 fn slow_to_drop(comm: &Communicator) -> Result<(), CommError> {
     let (rank, started) = (comm.rank(), Instant::now());
     if rank == GUILTY {

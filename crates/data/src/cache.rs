@@ -50,7 +50,7 @@ pub struct NewFolder {
 }
 
 impl NewFolder {
-    /// Creates an empty folder beside `target`. None if `target` exists.
+    /// Creates an empty folder next to `target`. None if `target` exists.
     ///
     /// Only one process at a time does this. Others wait here until it has published its folder, which they then find,
     /// or has failed, and then try themselves. With `progress` they print to stderr that they are waiting.

@@ -49,7 +49,7 @@
 //! | Metal | `metal` | CubeCL kernels | not run |
 //! | CubeCL's CPU runtime | `cpu-jit` | CubeCL kernels | against Flex, in `tests/cube.rs` |
 //! | NdArray | `ndarray` of Burn | Burn's operations | against Flex, by `scripts/check-backends.sh` |
-//! | LibTorch, Remote, and CubeCL's without a feature above | those of Burn | Burn's operations | not run |
+//! | LibTorch, Remote, and CubeCL's without a feature above | Burn's features | Burn's operations | not run |
 //!
 //! On the backends of the last two rows, the choice of experts and the dispatch run on the CPU, so each layer waits for
 //! the device a few times. The choice equals that of Flex, except where scores differ by rounding. [`ExpertParallel`]

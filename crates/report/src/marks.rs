@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 pub(crate) const SPIKE: f64 = 4.0;
 /// Maximum number of spikes of a run in a plot: more would hide the curve.
 const SPIKES: usize = 100;
-/// Most marks of a kind.
+/// Maximum number of marks of a kind.
 const MARKS: usize = 500;
 
 /// An event after a step.

@@ -6,7 +6,7 @@ use crate::marks::SPIKE;
 use crate::series::median;
 use serde::Serialize;
 
-/// Least number of steps for a verdict.
+/// Minimum number of steps for a verdict.
 const ENOUGH: usize = 20;
 /// The loss is judged in segments of steps ("stretches"): about a hundred of them, each of at least ten steps.
 const STRETCHES: usize = 100;

@@ -46,7 +46,7 @@ pub(super) struct World {
 struct Failure {
     failed: usize,
     reason: String,
-    /// The marks that tell the others, if this rank was the first to notice.
+    /// The marks that notify the others, if this rank was the first to notice.
     marks: Option<Transfers>,
 }
 
@@ -153,7 +153,7 @@ impl World {
         Some(Header::from_bytes(&receive(message)))
     }
 
-    /// Ends the world, unless it has already ended, and tells the other ranks.
+    /// Ends the world, unless it has already ended, and notifies the other ranks.
     pub fn fail(&self, failed: usize, reason: String) {
         self.poll_marks();
         self.lock().get_or_insert_with(|| {
@@ -186,7 +186,7 @@ impl World {
     }
 }
 
-/// Most bytes of a reason; short messages are sent without waiting for the receiver.
+/// Maximum length of a reason in bytes; short messages are sent without waiting for the receiver.
 const MAX_REASON: usize = 1024;
 
 fn receive(message: (Message, Status)) -> Vec<u8> {

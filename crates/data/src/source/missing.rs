@@ -104,7 +104,7 @@ mod tests {
             let found = get(name).unwrap();
             assert!(found.starts_with("only files of this machine are read") && found.contains(command), "{found}");
         }
-        // The tests run beside a folder `src`.
+        // The tests run in a folder that contains `src`.
         for path in ["gpt3", "data/a.txt", "./a/b", "../b", "/a/b", "a/b/c", "src/none", "a b/c", ""] {
             assert_eq!(get(path), None, "{path}");
         }

@@ -7,7 +7,7 @@
 //! Mesa's llvmpipe is an exception. Its planes are vectors, whose units reconverge after every branch. It also treats a
 //! plane's barrier as a barrier of the cube, and drops the planes that wait at it when another plane has ended.
 
-// `#[cube]` makes a module and a struct beside each function.
+// `#[cube]` generates a module and a struct for each function.
 #![allow(missing_docs)]
 
 use super::launch::is_llvmpipe;

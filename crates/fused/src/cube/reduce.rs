@@ -1,6 +1,6 @@
 //! Reductions over all units of a cube.
 
-// `#[cube]` makes a module and a struct beside each function.
+// `#[cube]` generates a module and a struct for each function.
 #![allow(missing_docs)]
 // Kernels have no iterators and no `is_multiple_of`.
 #![allow(clippy::needless_range_loop, clippy::manual_is_multiple_of)]

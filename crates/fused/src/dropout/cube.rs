@@ -36,7 +36,7 @@ impl DropoutOps for CubeBackend {
     }
 }
 
-/// `width` is that of a row in vectors.
+/// `width` is the width of a row in vectors.
 #[cube(launch, address_type = "dynamic")]
 fn dropout_kernel<F: Float, V: Size>(
     x: &[Vector<F, V>],

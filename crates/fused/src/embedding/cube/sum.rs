@@ -130,8 +130,8 @@ fn add<F: Float, V: Size>(
     sum
 }
 
-/// `width` is that of a row in vectors, `block` the number of rows per entry of `blocks`, `len` the largest number of
-/// parts.
+/// `width` is the width of a row in vectors, `block` the number of rows per entry of `blocks`, `len` the largest number
+/// of parts.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn embedding_parts_kernel<F: Float, I: Int, V: Size>(
     d_y: &[Vector<F, V>],

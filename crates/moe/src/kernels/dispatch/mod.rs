@@ -153,7 +153,7 @@ impl Dispatched {
     }
 }
 
-/// The operation. It has no gradient: under autodiff it is that of the backend below.
+/// The operation. It has no gradient: under autodiff, the backend below runs it.
 #[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
 #[allow(clippy::type_complexity)]
 pub(crate) trait DispatchOps: Backend {

@@ -45,7 +45,7 @@ pub(super) const UNITS: usize = 32 * TILE / SIDE;
 const SIDE: usize = 16;
 /// Scores per row that the backward kernels compute at a time.
 const CHUNK: usize = 16;
-/// Most registers for sums; the rest of the kernel needs the others.
+/// Maximum number of registers for sums; the rest of the kernel needs the others.
 pub(super) const SUMS: usize = 160;
 /// Elements per load: 16 bytes.
 pub(super) const VECTOR: usize = 8;
