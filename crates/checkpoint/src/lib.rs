@@ -5,9 +5,11 @@
 //! checkpoints/
 //!   step-200/                  a checkpoint
 //!     index.json               step, parameters, digest of each file and of the index itself
-//!     pieces.bin position of each piece of each parameter, one section per parameter blocks.bin digests of the files'
-//!     blocks config.yaml ... files added by the run rank-0.safetensors rank 0's pieces: param.NAME, exp_avg.NAME,
-//!     exp_avg_sq.NAME, each a flat list of f32 rank-1.safetensors
+//!     pieces.bin               position of each piece of each parameter, one section per parameter
+//!     blocks.bin               digests of the files' blocks
+//!     config.yaml ...          files added by the run
+//!     rank-0.safetensors       rank 0's pieces: param.NAME, exp_avg.NAME, exp_avg_sq.NAME, each a flat list of f32
+//!     rank-1.safetensors
 //!   .step-300.partial/         a checkpoint being written
 //!     head.json                the index so far
 //!     rank-1.safetensors
