@@ -42,7 +42,7 @@ fn write(folder: &Folder, step: u64) -> Result<(), Box<dyn Error>> {
         let ranks = [0, 1].map(|rank| scope.spawn(move || rank_writes(rank)));
         ranks.into_iter().try_for_each(|rank| rank.join().expect("writing does not panic"))
     })?;
-    // Until now the checkpoint does not exist. Files of the run's own lie beside its parts.
+    // Until now the checkpoint does not exist. Files that the run adds are next to its parts.
     assert!(folder.latest()?.is_none());
     let index = Index { step, world_size: 2, ..Index::default() };
     folder.commit(index, &[("config.yaml".into(), b"model: ...".to_vec())])?;

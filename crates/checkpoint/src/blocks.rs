@@ -1,4 +1,4 @@
-//! Digests of files: BLAKE3's tree, cut at blocks of 2 MiB so that each block can be checked by itself.
+//! Digests of files: BLAKE3's tree, cut at blocks of 2 MiB, so each block can be verified separately.
 //!
 //! ```text
 //! digest of a file                    root              `b3sum FILE` prints it
@@ -7,7 +7,7 @@
 //! its blocks, 2 MiB each   0       1         2       3  one digest each, in blocks.bin
 //! ```
 //!
-//! A file's list of block digests needs no digest of its own, because it must hash to the root.
+//! A file's list of block digests does not need a separate digest, because it must hash to the root.
 
 use blake3::Hasher;
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};

@@ -23,13 +23,13 @@ use std::path::{Path, PathBuf};
 const HEAD: &str = "head.json";
 
 impl Folder {
-    /// Begins the checkpoint of `index.step` with these `extra` files (name and bytes). It uses what `index` says of
-    /// the run; [`complete`](Self::complete) fills in parameters, files and digest.
+    /// Begins the checkpoint of `index.step` with these `extra` files (name and bytes). It uses the run's progress in
+    /// `index`; [`complete`](Self::complete) fills in parameters, files and digest.
     pub fn begin(&self, index: &Index, extra: &[(String, Vec<u8>)]) -> Result<(), CheckpointError> {
         self.expect_own()?;
         let partial = self.partial(index.step);
         fs::create_dir_all(&partial).map_err(CheckpointError::write(&partial))?;
-        // Otherwise a power loss may take the folder of all checkpoints.
+        // Otherwise a power loss may destroy the folder of all checkpoints.
         self.sync_parent()?;
         let mut head = Index { format: Index::FORMAT, parameters: vec![], files: vec![], ..index.clone() };
         for (name, bytes) in extra {
@@ -74,7 +74,7 @@ impl Folder {
         self.complete(index.step)
     }
 
-    /// The number of ranks that have written a checkpoint that lacks nothing but the last step.
+    /// The number of ranks that have written a checkpoint that lacks only the last step.
     ///
     /// # Errors
     /// If this cannot be determined because the disk fails to answer. Nothing must be removed in that case.
@@ -162,7 +162,7 @@ fn write_index(partial: &Path) -> Result<Index, CheckpointError> {
     Ok(index)
 }
 
-/// Writes the digests of the ranks' files, which lie beside them, and those of the other files.
+/// Writes the digests of the ranks' files, which are next to these files, and those of the other files.
 fn write_blocks<'a>(
     partial: &Path,
     ranks: &[FileEntry],

@@ -119,7 +119,7 @@ fn steps(there: &[u64]) -> String {
     format!("there are those of steps {} and {last} (RUN@{last})", before.join(", "))
 }
 
-/// Names the checkpoint of the run to use instead of the one that `path` is or lies in: the one before it, or else the
+/// Names the checkpoint of the run to use instead of the one that `path` is or is in: the previous one, or else the
 /// newest.
 fn instead(path: &Path) -> String {
     let step = |folder: &Path| folder.file_name()?.to_str()?.strip_prefix("step-")?.parse::<u64>().ok();

@@ -51,8 +51,8 @@ impl Files {
     /// A file. The most recently used files stay open.
     ///
     /// # Errors
-    /// If the file is missing or has another length than the index says, or if its list of block digests does not match
-    /// the index.
+    /// If the file is missing, if its length differs from the index, or if its list of block digests does not match the
+    /// index.
     pub fn get(&self, number: usize) -> Result<Arc<Open>, CheckpointError> {
         if let Some(open) = self.used(number) {
             return Ok(open);
@@ -112,8 +112,8 @@ impl Files {
     }
 }
 
-/// Most bytes read into memory at once from files other than those of the ranks. The index of 1,024 ranks has a million
-/// bytes.
+/// Maximum number of bytes read into memory at once from files other than those of the ranks. The index of 1,024 ranks
+/// has a million bytes.
 const AT_ONCE: u64 = 1 << 30;
 
 /// Reads a whole small file.
@@ -152,7 +152,7 @@ fn open_with_length(path: &Path, bytes: u64) -> Result<File, CheckpointError> {
     }
 }
 
-/// An open file of a checkpoint. The bytes that are checked are those that are used: both come from one descriptor.
+/// An open file of a checkpoint. The verified bytes are the bytes used: both come from one descriptor.
 pub(crate) struct Open {
     pub path: PathBuf,
     file: File,
@@ -194,7 +194,7 @@ impl Open {
     }
 }
 
-/// The most recently used blocks, so that reading a matrix whose columns lie in several files reads each block once.
+/// The most recently used blocks, so reading a matrix whose columns are in several files reads each block once.
 pub(crate) struct Recent {
     kept: usize,
     blocks: Vec<((usize, u64), Vec<u8>)>,

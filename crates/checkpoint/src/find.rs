@@ -1,4 +1,4 @@
-//! Which checkpoint of a run is meant: the newest, the best, or that of a step.
+//! Finds the requested checkpoint of a run: the newest, the best, or that of a step.
 
 use crate::{CheckpointError, Folder, Index};
 use std::path::{Path, PathBuf};
@@ -12,8 +12,8 @@ pub enum Which {
     Step(u64),
 }
 
-/// Splits `RUN@best` or `RUN@12` into the run's folder and the checkpoint meant. None for any other path, and for a
-/// path that exists under this very name.
+/// Splits `RUN@best` or `RUN@12` into the run's folder and the checkpoint meant. None for any other path, and for an
+/// existing path with exactly this name.
 pub fn split_at(path: &Path) -> Option<(&Path, Which)> {
     let (run, which) = path.to_str().filter(|_| !path.exists())?.rsplit_once('@')?;
     let which = match which {

@@ -119,7 +119,7 @@ impl Folder {
             moved.push(target);
         }
         if !moved.is_empty() {
-            // The target first, so that none is lost in between.
+            // The target is synced first, so no checkpoint is lost in between.
             sync_folder(&abandoned)?;
             sync_folder(&self.0)?;
         }
@@ -167,14 +167,15 @@ impl Folder {
         older.filter(|step| !stays(step)).try_for_each(|step| self.remove(step))
     }
 
-    /// Removes an unfinished checkpoint. It is renamed first, so that no later process takes a part of it for complete.
+    /// Removes an unfinished checkpoint. It is renamed first, so no later process mistakes a part of it for a complete
+    /// checkpoint.
     pub fn discard(&self, step: u64) -> Result<(), CheckpointError> {
         let removed = self.0.join(format!(".step-{step}.removed"));
         rename(&self.partial(step), &removed)?;
         fs::remove_dir_all(&removed).map_err(CheckpointError::write(&removed))
     }
 
-    /// Removes a checkpoint. It is renamed first, so that its name never stands for a part of it.
+    /// Removes a checkpoint. It is renamed first, so its name never refers to an incomplete checkpoint.
     fn remove(&self, step: u64) -> Result<(), CheckpointError> {
         let removed = self.0.join(format!(".step-{step}.removed"));
         rename(&self.step(step), &removed)?;

@@ -47,7 +47,7 @@ pub struct Index {
     pub parameters: Vec<Parameter>,
     /// The ranks' files in rank order, followed by those that the run added.
     pub files: Vec<FileEntry>,
-    /// The file that says where the pieces of all parameters lie in the ranks' files.
+    /// The file with the positions of the pieces of all parameters in the ranks' files.
     pub table: FileEntry,
     /// BLAKE3 of this file without these digits.
     pub digest: String,
@@ -178,7 +178,7 @@ impl Index {
         Ok(index)
     }
 
-    /// An error unless each file name is unique and names a file beside the index, and the parameters are sorted and
+    /// An error unless each file name is unique and names a file next to the index, and the parameters are sorted and
     /// distinct.
     fn check(&self, path: &Path) -> Result<(), CheckpointError> {
         let broken = |reason: String| Err(CheckpointError::broken(path, reason));

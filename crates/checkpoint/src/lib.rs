@@ -5,7 +5,7 @@
 //! checkpoints/
 //!   step-200/                  a checkpoint
 //!     index.json               step, parameters, digest of each file and of the index itself
-//!     pieces.bin               where each piece of each parameter lies, one section per parameter
+//!     pieces.bin               position of each piece of each parameter, one section per parameter
 //!     blocks.bin               digests of the files' blocks
 //!     config.yaml ...          files added by the run
 //!     rank-0.safetensors       rank 0's pieces: param.NAME, exp_avg.NAME, exp_avg_sq.NAME, each a flat list of f32
@@ -19,12 +19,12 @@
 //! ```
 //!
 //! One process calls [`Folder::begin`], and each rank calls [`write_rank`]. When no rank is [missing](Folder::missing),
-//! one process calls [`Folder::complete`]: the files are synced and then the folder is renamed, so a folder `step-N` is
+//! one process calls [`Folder::complete`]: it syncs the files and then renames the folder, so a folder `step-N` is
 //! complete whatever happens to the process or the machine. [`Folder::mend`] completes a checkpoint that lacks only
-//! this last step. [`Checkpoint`] reads ranges of parameters, whichever ranks wrote them, and compares the digest of
-//! every block when the process first reads it.
+//! this last step. [`Checkpoint`] reads ranges of parameters, whichever ranks wrote them, and verifies the digest of
+//! each block when the process first reads the block.
 //!
-//! This crate knows no tensors, no communicators and no models.
+//! This crate knows nothing of tensors, communicators or models.
 //!
 //! An example, `examples/reshard.rs`:
 //!

@@ -82,7 +82,7 @@ impl Checkpoint {
         let number = number.map_err(|_| self.other(format!("there is no parameter {name}")))?;
         let table = self.files.entries().len() - 1;
         let broken = || CheckpointError::broken(&self.path.join(&self.index.table.name), not_whole(name));
-        // The head says where the previous section ends and where this one does.
+        // The head says where the previous section and this one end.
         let head = all.len() as u64 * 8;
         let ends = number.saturating_sub(1) as u64 * 8..(number as u64 + 1) * 8;
         let ends = self.bytes_if(table, ends)?.ok_or_else(broken)?;
@@ -226,8 +226,8 @@ impl Elements<'_> {
         Ok(values)
     }
 
-    /// Where elements `range` of one kind of the flattened parameter lie: file numbers and the bytes in each file, in
-    /// order.
+    /// The locations of elements `range` of one kind of the flattened parameter: file numbers and the bytes in each
+    /// file, in order.
     pub fn places(&self, kind: Kind, range: Range<usize>) -> impl Iterator<Item = (usize, Range<u64>)> {
         let mut at = range.start;
         let segments = std::iter::from_fn(move || {

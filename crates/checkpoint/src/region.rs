@@ -34,7 +34,7 @@ impl Region {
         self.view.as_deref().unwrap_or(shape)
     }
 
-    /// Whether the box lies in a tensor of this shape and the tensor's number of elements does not overflow.
+    /// Whether the box is within a tensor of this shape and the tensor's number of elements does not overflow.
     pub fn fits(&self, shape: &[usize]) -> bool {
         let (own, shape) = (shape, self.seen(shape));
         let inside =

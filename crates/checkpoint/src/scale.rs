@@ -1,5 +1,5 @@
-//! Tests of what opening a checkpoint costs a rank if the model is large and ranks are many. They write only the index
-//! and its tables; ranks' files are missing or sparse.
+//! Tests of what opening a checkpoint costs a rank if the model is large and there are many ranks. They write only the
+//! index and its tables; the ranks' files are missing or sparse.
 
 use crate::blocks::{self, Digest, hex, root};
 use crate::files::BLOCKS;
@@ -63,7 +63,7 @@ fn layer(layer: usize, rank: usize, tp: usize) -> Vec<Cut> {
     let name = |of: &str| format!("blocks.{layer}.{of}.weight");
     let at = |view: Option<Vec<usize>>, start: Vec<usize>, size: Vec<usize>| Region { view, start, size };
     vec![
-        // Query, key and value are cut alike.
+        // Query, key and value are cut in the same way.
         (name("attn.c_attn"), vec![d, 3 * d], at(Some(vec![d, 3, d]), vec![0, 0, rank * part], vec![d, 3, part])),
         (name("attn.c_proj"), vec![d, d], at(None, vec![rank * part, 0], vec![part, d])),
         (name("mlp.c_fc"), vec![d, 4 * d], at(None, vec![0, rank * 4 * part], vec![d, 4 * part])),

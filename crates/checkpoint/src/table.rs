@@ -1,4 +1,4 @@
-//! Where the elements of a parameter lie: in which file, at which byte.
+//! The location of a parameter's elements: file and byte.
 //!
 //! A parameter is cut into boxes, which are the cells of a grid. A flattened box is cut into consecutive pieces:
 //!

@@ -123,7 +123,7 @@ fn data_len(piece: &Piece) -> u64 {
 }
 
 /// The location of each piece and the header of the safetensors file. All values come first, then all means, then all
-/// squares, so that what is read together lies together.
+/// squares, so data that is read together is stored together.
 fn layout(pieces: &[(Piece, Values)]) -> (Vec<PieceEntry>, Vec<u8>) {
     let (mut tensors, mut at) = (serde_json::Map::new(), 0);
     let mut entries: Vec<PieceEntry> = pieces.iter().map(|(piece, _)| entry(piece)).collect();
@@ -151,8 +151,8 @@ fn entry(piece: &Piece) -> PieceEntry {
     PieceEntry { name, shape, region, offset, len, at: [NONE; 3] }
 }
 
-/// Writes a file beside its place, syncs it, and renames it, so that readers find nothing or all of it. It does not
-/// follow a link.
+/// Writes a file under a temporary name, syncs it, and renames it, so readers find either nothing or the complete file.
+/// It does not follow a link.
 pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
     write_synced_with(path, |file| file.write_all(bytes))
 }

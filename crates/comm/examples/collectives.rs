@@ -15,7 +15,7 @@ fn main() -> Result<(), RankFailure<CommError>> {
         let sum = values(comm.all_reduce(mine, Reduce::Sum)?);
         let four = Tensor::<1>::from_floats([0.0, 1.0, 2.0, 3.0], comm.device()) + rank;
         let share = values(comm.reduce_scatter(four)?);
-        // The ranks of even and of odd number, each a group of its own.
+        // Even and odd ranks, each as a separate group.
         let group = comm.split(comm.rank() % 2)?;
         let of_group = values(group.all_reduce(Tensor::from_floats([rank], comm.device()), Reduce::Sum)?);
         Ok::<_, CommError>((gathered, sum, share, of_group))

@@ -21,7 +21,7 @@ const PROPERTIES: [(&str, Property, Duration); 8] = [
     ("panic", panics, PATIENCE),
 ];
 
-/// Long enough to tell a property that waits for it from one that does not.
+/// Long enough to distinguish a property that waits this long from one that does not.
 const PATIENCE: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(1);
 
@@ -160,7 +160,7 @@ fn mismatch(comm: &Communicator) -> Result<(), CommError> {
     in_step(comm)
 }
 
-/// A failing rank is named to all others: to those that wait for it and to those that wait in a group without it.
+/// All other ranks learn which rank failed: those that wait for it and those that wait in a group without it.
 fn abort(comm: &Communicator) -> Result<(), CommError> {
     let (rank, started) = (comm.rank(), Instant::now());
     let group = comm.split(usize::from(rank == GUILTY || rank == 0))?;
@@ -218,7 +218,7 @@ impl Drop for SlowToDrop {
     }
 }
 
-/// A failing rank tells the others before it drops its state.
+/// A failing rank notifies the others before it drops its state.
 fn slow_to_drop(comm: &Communicator) -> Result<(), CommError> {
     let (rank, started) = (comm.rank(), Instant::now());
     if rank == GUILTY {
@@ -233,7 +233,7 @@ fn slow_to_drop(comm: &Communicator) -> Result<(), CommError> {
     Ok(())
 }
 
-/// A rank that leaves is named to those that still need it.
+/// The ranks that still need a rank learn that it has left.
 fn leave(comm: &Communicator) -> Result<(), CommError> {
     let (rank, started) = (comm.rank(), Instant::now());
     if rank == GUILTY {
@@ -247,7 +247,7 @@ fn leave(comm: &Communicator) -> Result<(), CommError> {
     Ok(())
 }
 
-/// A late rank is named to the others and learns of it itself, except during the first call.
+/// The other ranks learn which rank is late, and so does the late rank itself, except during the first call.
 fn timeout(comm: &Communicator) -> Result<(), CommError> {
     let rank = comm.rank();
     let late = || (rank == GUILTY).then(|| thread::sleep(SHORT * 4));

@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-/// Most bytes of a tensor that is all-reduced in one round: N/2 times the bytes of two rounds, and half the waiting.
+/// The largest tensor, in bytes, that is all-reduced in one round: N/2 times the bytes of two rounds, and half the
+/// waiting.
 const SMALL: usize = 32 * 1024;
 
-/// The name under which a group is metered if it does not lie along mesh axes.
+/// The name under which a group is metered if it is not along mesh axes.
 const WORLD: &str = "world";
 
 /// Returns the bytes that a rank receives in an `all_reduce` of `len` elements of `size` bytes over `ranks` ranks. For
@@ -35,7 +36,7 @@ pub struct Communicator {
     engine: Arc<dyn Engine>,
     /// For error messages.
     world_rank: usize,
-    /// The mesh axes along which the group lies; for the meter.
+    /// The mesh axes of the group; for the meter.
     axes: Arc<str>,
     meter: Meter,
 }
@@ -107,7 +108,7 @@ impl Communicator {
         self.metered(collective, call).map(K::remember)
     }
 
-    /// Combines the ranks' numbers element by element in f64. It runs on the host; no device takes part.
+    /// Combines the ranks' numbers element by element in f64, on the host alone.
     pub fn all_reduce_numbers(&self, numbers: &[f64], how: Reduce) -> Result<Vec<f64>, CommError> {
         let data = TensorData::new(numbers.to_vec(), [numbers.len()]);
         let payload = Payload::from_data(data, &Device::flex());
@@ -262,12 +263,12 @@ impl Communicator {
         self.engine.abort(reason);
     }
 
-    /// Returns the result of `work`; if it fails or panics, tells the other ranks at once ([`abort`](Self::abort)). The
-    /// others then do not wait until the caller has dropped its state, which can take minutes, for example if it joins
-    /// a thread that writes to a slow disk.
+    /// Returns the result of `work`; if it fails or panics, notifies the other ranks at once ([`abort`](Self::abort)).
+    /// The others then do not wait until the caller has dropped its state, which can take minutes, for example if it
+    /// joins a thread that writes to a slow disk.
     ///
     /// ```text
-    /// let mut state = State::new();                  // outside of `work`: not yet dropped when the others are told
+    /// let mut state = State::new(); // outside `work`: not yet dropped when the others are notified
     /// comm.abort_on_failure(|| state.train())?;
     /// ```
     pub fn abort_on_failure<T, E: Display>(&self, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {

@@ -28,7 +28,8 @@ pub enum CommError {
         rank: usize,
         /// The call that could not be completed.
         collective: Collective,
-        /// The ranks that did not arrive. With threads, a rank that itself waits for others is replaced by those.
+        /// The ranks that did not arrive. With threads, a rank that itself waits for others is replaced by the ranks
+        /// that it waits for.
         missing: Vec<usize>,
         /// How long this rank waited.
         timeout: Duration,

@@ -1,4 +1,4 @@
-//! The first error of a collective inside a graph, where none can be returned.
+//! The first error of a collective inside a graph, where errors cannot be returned.
 
 use crate::CommError;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,8 +1,8 @@
 //! Ranks and the collectives between them: [`Communicator`], the [`Engine`]s below it, and the [`Mesh`] above.
 //!
 //! A *rank* is a thread, or with the feature `mpi` a process started by `mpirun` (`MpiWorld`). Each rank has one
-//! [`Device`](burn::tensor::Device); several ranks may share a device. The collectives take and return tensors. This
-//! crate knows nothing of parameters, models or training.
+//! [`Device`](burn::tensor::Device); several ranks may share a device. Collectives take and return tensors. This crate
+//! knows nothing of parameters, models or training.
 //!
 //! ```text
 //!               rank 0   rank 1   rank 2           rank 0        rank 1        rank 2
@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Three types build on the collectives and provide gradients, so a graph's forward and backward run through them
-//! ([`ops`]). [`TensorParallel`] ranks share heads and columns, [`ContextParallel`] ranks share a context, and
+//! ([`ops`]). [`TensorParallel`] ranks split heads and columns, [`ContextParallel`] ranks split sequences, and
 //! [`SequenceRanks`] combines both.
 //!
 //! Four properties hold for every engine:
@@ -26,9 +26,9 @@
 //!   gets an error that names both sides.
 //! * No wait lasts forever. If a rank fails, leaves or is late, the others get a [`CommError`] that names it, even if
 //!   they wait for another rank in a group that was split off. Nor does [`run_ranks`] wait forever for a rank that is
-//!   stuck outside of a call. If a rank fails during a call, the call succeeds on all threads or on none. Processes
-//!   that have already received all their parts succeed and get the error in the next call of that group. A killed
-//!   process reports nothing; `mpirun` ends the others.
+//!   stuck outside a call. If a rank fails during a call, the call succeeds on all threads or on none. Processes that
+//!   have already received all their parts succeed and get the error in the next call of that group. A killed process
+//!   reports nothing; `mpirun` ends the others.
 //! * Each rank meters the bytes it receives: [`Communicator::traffic`], and per mesh axis
 //!   [`Communicator::traffic_by_axes`].
 //!
@@ -37,9 +37,9 @@
 //! F bytes and `scatter` of n bytes: F and n, except on the root. `gather` of n bytes: (N - 1) n on the root only.
 //! `all_to_all` and `recv`: whatever the others send.
 //!
-//! Before data moves, the ranks of a round agree on the call with control messages. A thread sends one, to all ranks,
-//! and is woken once per round; a process sends N - 1. A call is one round, except that an `all_reduce` of more than 32
-//! KiB takes two. `send` between threads needs none.
+//! Before data moves, the ranks of a round agree on the call with control messages. A thread sends one message to all
+//! ranks and is woken once per round; a process sends N - 1 messages. A call takes one round, except that an
+//! `all_reduce` of more than 32 KiB takes two. `send` between threads needs no round.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};

@@ -63,8 +63,8 @@ pub struct MeshShape {
 }
 
 impl MeshShape {
-    /// Creates a mesh shape from axes and sizes. Missing axes have size 1, except `efsdp`, which covers the ranks that
-    /// `ep` leaves.
+    /// Creates a mesh shape from axes and sizes. Missing axes have size 1, except `efsdp`, whose size is that of
+    /// `dp_shard x cp x tp` divided by `ep`.
     ///
     /// # Panics
     /// Panics if a size is 0, `efsdp` is given, or `ep` does not divide `dp_shard x cp x tp`.

@@ -28,7 +28,7 @@ use std::sync::Arc;
 /// Computes the gradients of the inputs from the gradient of `y`; all are flat.
 type Formula = dyn Fn(Tensor<1>) -> Vec<Tensor<1>> + Send + Sync;
 
-/// A gradient that is computed outside of Burn's operations.
+/// A gradient that is computed outside Burn's operations.
 #[derive(Clone)]
 pub struct Back(Arc<Formula>);
 
@@ -38,9 +38,9 @@ impl fmt::Debug for Back {
     }
 }
 
-/// Makes `y`, computed from `x` outside of any graph, a function of `x`: `back` maps the gradient of `y` to that of
-/// `x`, both flat. `back` runs on the thread of the backward, once if the loss depends on `y` and `x` is tracked, even
-/// if `x` itself needs no gradient.
+/// Makes `y`, computed from `x` outside any graph, a function of `x`: `back` maps the gradient of `y` to that of `x`,
+/// both flat. `back` runs on the thread of the backward, once if the loss depends on `y` and `x` is tracked, even if
+/// `x` itself needs no gradient.
 pub fn with_gradient<const D: usize, const E: usize>(
     x: Tensor<D>,
     y: Tensor<E>,

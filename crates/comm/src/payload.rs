@@ -1,4 +1,4 @@
-//! Tensors as engines move them: flat and of any kind.
+//! Tensors in the form in which engines move them: flat and of any kind.
 
 use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData, kind::Basic};
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Ranks that compute something together, or this rank alone.
+//! A group of ranks that compute together, or this rank alone.
 
 use crate::ops::{self, run};
 use crate::{Communicator, FirstError, Reduce};
@@ -45,7 +45,7 @@ impl RankGroup {
         }
     }
 
-    /// Combines the ranks' numbers outside of any graph. After a failure, they are zeros.
+    /// Combines the ranks' numbers outside any graph. After a failure, the results are zeros.
     pub fn all_reduce(&self, x_n: Tensor<1>, how: Reduce) -> Tensor<1> {
         let Some((comm, first_error)) = &self.ranks else { return x_n };
         let len = x_n.dims()[0];

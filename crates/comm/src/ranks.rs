@@ -32,7 +32,7 @@ pub enum RankFailure<E: Error + 'static> {
         /// The panic's message.
         message: String,
     },
-    /// A rank failed, and others are stuck outside of any call, for example in a write to a dead disk.
+    /// A rank failed, and others are stuck outside any call, for example in a write to a dead disk.
     #[error("{failure}; {} did not come back within {waited:?}", ranks(stuck))]
     Stuck {
         /// The first failure.
@@ -47,11 +47,11 @@ pub enum RankFailure<E: Error + 'static> {
 /// Runs `work` on one thread per device and returns the results in rank order.
 ///
 /// # Errors
-/// If a rank returns an error or panics, the others are told ([`Communicator::abort`]), all threads are joined, and the
-/// first failure is returned. The others are told after `work` has dropped its state; if that takes long, wrap the
-/// fallible part of `work` in [`Communicator::abort_on_failure`]. A thread that has not returned after the timeout of a
-/// call plus five seconds is left behind ([`RankFailure::Stuck`]), because nothing can end it from outside: it keeps
-/// its resources until it returns or the process ends.
+/// If a rank returns an error or panics, the others are notified ([`Communicator::abort`]), all threads are joined, and
+/// the first failure is returned. The others are notified after `work` has dropped its state; if that takes long, wrap
+/// the fallible part of `work` in [`Communicator::abort_on_failure`]. A thread that has not returned after the timeout
+/// of a call plus five seconds is left behind ([`RankFailure::Stuck`]), because nothing can end it from outside: it
+/// keeps its resources until it returns or the process ends.
 pub fn run_ranks<T, E, F>(
     devices: Vec<Device>,
     timeouts: impl Into<Timeouts>,
@@ -103,7 +103,7 @@ where
     }
 }
 
-/// Reports that a rank's thread has ended, in whichever way.
+/// Reports that a rank's thread has ended, however it ended.
 struct End {
     rank: usize,
     back: mpsc::Sender<usize>,
@@ -115,7 +115,7 @@ impl Drop for End {
     }
 }
 
-/// Runs one rank's `work` and tells the other ranks if it fails.
+/// Runs one rank's `work` and notifies the other ranks if it fails.
 pub(crate) fn run_rank<T, E: Error + 'static>(
     comm: Communicator,
     work: impl FnOnce(Communicator) -> Result<T, E>,

@@ -41,7 +41,7 @@ impl SequenceRanks {
         Self { padding, ..self.clone() }
     }
 
-    /// Returns the length, without padding, of sequences of which each rank holds `s` rows.
+    /// Returns the unpadded length of sequences that are split into `s` rows per rank.
     pub fn whole(&self, s: usize) -> usize {
         s * self.size() - self.padding
     }
@@ -81,7 +81,7 @@ impl SequenceRanks {
         self.cp.sum(self.tp.sum(x))
     }
 
-    /// Returns the largest of the ranks' numbers, outside of any graph.
+    /// Returns the largest of the ranks' numbers, outside any graph.
     pub fn max(&self, x_n: Tensor<1>) -> Tensor<1> {
         self.cp.all_reduce(self.tp.all_reduce(x_n, Reduce::Max), Reduce::Max)
     }

@@ -94,9 +94,9 @@ struct GatherState {
 }
 
 impl Gathered {
-    /// Returns a function that gathers the rows again, outside of any graph; call it once. The first such function to
-    /// be called gathers the rows for all of them. Returns `None` on a single rank, which has the rows. Every rank
-    /// creates and calls the same number of these functions, in the same order among its other collectives.
+    /// Returns a function that gathers the rows again, outside any graph; call it once. The first such function to be
+    /// called gathers the rows for all of them. Returns `None` on a single rank, which has the rows. Every rank creates
+    /// and calls the same number of these functions, in the same order among its other collectives.
     pub fn again(&self) -> Option<impl Fn() -> Tensor<3> + Send + Sync + 'static> {
         let again = self.again.clone()?;
         again.lock().askers += 1;

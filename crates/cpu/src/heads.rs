@@ -1,4 +1,4 @@
-//! Views of the rows of attention heads where they lie in memory, at any distance from each other.
+//! Views of the rows of attention heads in place, at any distance from each other.
 
 use crate::element::Element;
 use crate::gemm::Matrix;
@@ -55,7 +55,7 @@ impl<T: Element> Target<T> {
     /// A target with these strides from a sequence, a head and a position to the next.
     ///
     /// # Safety
-    /// All rows must lie in memory that is valid for writes while the target is used, and no two of them may overlap.
+    /// All rows must be in memory that is valid for writes while the target is used, and no two of them may overlap.
     /// The methods may be called for places of these rows only, and for each head by one thread at a time.
     pub unsafe fn new(first: *mut T, strides: [usize; 3], width: usize) -> Self {
         Self { first, strides, width }

@@ -1,9 +1,9 @@
 //! Building blocks of CPU operations: matrix products, loops on all cores, and vector instructions.
 //!
-//! Use it to write an operation in plain Rust. It knows slices, not tensors, and does not depend on Burn; `fused` and
-//! `moe` make operations of Burn's backends from it. For the products of a model call those, which have gradients and
-//! run on devices, too. It is not a library of linear algebra: it has only products of dense matrices in f32, bf16
-//! and f16, with sums in f32.
+//! Use this crate to write an operation in plain Rust. It works on slices, not tensors, and does not depend on Burn;
+//! `fused` and `moe` build operations for Burn's backends from it. For the products of a model, call the operations of
+//! those crates, which have gradients and also run on GPUs. This crate is not a linear algebra library: it only
+//! multiplies dense matrices in f32, bf16 and f16, with sums in f32.
 //!
 //! | module or item | what it is |
 //! |---|---|
@@ -11,9 +11,9 @@
 //! | [`team`] | loops over all threads of a rayon pool, without waking a thread for each loop |
 //! | [`simd`], [`vectorised!`] | the vector instructions in use, and loops that are compiled for each set of them |
 //! | [`math`] | `exp`, GELU, sums and loops over rows that compilers vectorize |
-//! | [`heads`] | rows of attention heads where they lie in memory |
+//! | [`heads`] | access to the rows of attention heads in place, without copying them |
 //! | [`Element`] | f32, bf16 and f16, and their conversion from and to f32 |
-//! | [`written`], [`Room`], [`Pieces`] | memory that is written once, and its parts for tasks |
+//! | [`written`], [`Room`], [`Pieces`] | memory that is written exactly once, and its division among tasks |
 //!
 //! # Example
 //!
@@ -34,7 +34,8 @@
 //! assert_eq!(y, [1.5, 2.0, -0.5, -2.0].map(cpu::math::gelu));
 //! ```
 //!
-//! Its unsafe code also runs under Miri, valgrind and sanitizers, and the thread team under loom: see `scripts`.
+//! The unsafe code of this crate is also checked under Miri, valgrind and sanitizers, and the thread team under loom:
+//! see `scripts`.
 
 mod element;
 pub mod gemm;

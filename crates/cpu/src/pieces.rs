@@ -15,7 +15,7 @@ pub struct Pieces<'a, T> {
 unsafe impl<T: Send> Sync for Pieces<'_, T> {}
 
 impl<'a, T> Pieces<'a, T> {
-    /// Parts of these values, which nothing else uses meanwhile.
+    /// Parts of these values, which nothing else uses in the meantime.
     pub fn new(values: &'a mut [T]) -> Self {
         Self { first: values.as_mut_ptr(), len: values.len(), memory: PhantomData }
     }

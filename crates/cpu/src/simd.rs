@@ -81,7 +81,7 @@ pub fn multiplies_bf16() -> bool {
 }
 
 /// Compiles a loop for each [`Simd`]; a call runs the version that [`simd`] selects. Functions that the loop calls must
-/// be inlined to be compiled for it too.
+/// be inlined to be compiled for that set as well.
 #[macro_export]
 macro_rules! vectorised {
     ($(#[$doc:meta])* $vis:vis fn $name:ident $(<$t:ident: $bound:path>)? ($($arg:ident: $of:ty),* $(,)?) $(-> $result:ty)? $body:block) => {

@@ -66,7 +66,7 @@ impl Buckets {
         self.rows[bucket].len()
     }
 
-    /// Number of documents that lie whole in a bucket's rows.
+    /// Number of documents that are whole in a bucket's rows.
     pub fn documents(&self, bucket: usize) -> usize {
         self.rows[bucket].pieces().iter().filter(|piece| piece.whole).count()
     }
@@ -99,9 +99,9 @@ impl Buckets {
     /// step       0: bucket 1, rows 7 2   1: bucket 0, rows 5 0 3   2: bucket 0, rows 9 1 7   3: bucket 1, rows 4 1 ...
     /// ```
     ///
-    /// Each row of a bucket comes once before any comes again, whatever the batch sizes. In each epoch a bucket has as
-    /// many steps as its rows fill; rows that fill only part of a step wait for those of the next epochs. The steps of
-    /// an epoch are shuffled. All orders are functions of (`seed`, epoch) alone.
+    /// Each row of a bucket is used once before any row is repeated, whatever the batch sizes. In each epoch a bucket
+    /// has as many steps as its rows fill; rows that fill only part of a step wait for those of the next epochs. The
+    /// steps of an epoch are shuffled. All orders are functions of (`seed`, epoch) alone.
     ///
     /// # Panics
     /// If `batch` lacks a number for a bucket, or has a 0 for a bucket that has rows.

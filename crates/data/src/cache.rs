@@ -8,8 +8,8 @@ use std::{env, fs, io, process};
 
 use crate::DataError;
 
-/// The folder of prepared data: `$KILN_CACHE`, else `$XDG_CACHE_HOME/kiln`, else `$HOME/.cache/kiln`, else a private
-/// folder in the system's folder for temporary files.
+/// The folder of prepared data: the first of `$KILN_CACHE`, `$XDG_CACHE_HOME/kiln` and `$HOME/.cache/kiln` that is
+/// defined, otherwise a private folder in the system's temporary directory.
 ///
 /// # Errors
 /// If it would be a temporary folder whose name another user has taken, or to which others may write.
@@ -32,7 +32,7 @@ fn private(shared: &Path) -> Result<PathBuf, DataError> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
         _ => {}
     }
-    let found = fs::symlink_metadata(&folder).map_err(failed)?; // a link may lead anywhere
+    let found = fs::symlink_metadata(&folder).map_err(failed)?; // a link may point anywhere
     match found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0 {
         true => Ok(folder),
         false => Err(DataError::SharedCache { path: folder }),
@@ -50,7 +50,7 @@ pub struct NewFolder {
 }
 
 impl NewFolder {
-    /// Creates an empty folder beside `target`. None if `target` exists.
+    /// Creates an empty folder next to `target`. None if `target` exists.
     ///
     /// Only one process at a time does this. Others wait here until it has published its folder, which they then find,
     /// or has failed, and then try themselves. With `progress` they print to stderr that they are waiting.

@@ -1,8 +1,8 @@
-//! Checks by digest that the token files of a prepared folder are those that were written.
+//! Verifies, by digest, that the token files of a prepared folder are those that were written.
 //!
 //! Files are hashed when they are first opened, and again after a change. The cache records which files were found
-//! intact, along with metadata that any change alters. The file that is hashed is the open one that is read from then
-//! on.
+//! intact, along with metadata that any change alters. The bytes are hashed through the same open file from which they
+//! are read later.
 
 use std::fs::{self, File, Metadata};
 use std::path::Path;
@@ -26,7 +26,7 @@ pub fn check(tokens: &Tokens, shards: &[Shard], options: &OpenOptions) -> Result
     let marks = files.iter().map(|&((path, file), shard)| mark(path, file, shard));
     let marks = marks.collect::<Result<Vec<_>, _>>()?;
     let cache = options.cache.clone().or_else(|| cache::root().ok()).map(|cache| cache.join("checked"));
-    // One name covers all files: another or a changed file gives another name.
+    // One name covers all files: a different or changed file gives a different name.
     let mut name = Sha256::new();
     marks.iter().for_each(|mark| hash_part(&mut name, mark.as_bytes()));
     let name: String = name.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect();

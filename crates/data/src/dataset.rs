@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::tokens::Tokens;
 use crate::{DataError, Windows};
 
-/// Longest validation split unless a fraction is given.
+/// Maximum length of the validation split, unless a fraction is given.
 const MAX_VAL_TOKENS: u64 = 10_000_000;
 
 /// A selection of a dataset's tokens.
@@ -26,7 +26,7 @@ pub struct Dataset {
     val: Tokens,
 }
 
-/// Sequences of tokens, and the token that follows each position.
+/// Sequences of tokens, each with the token that follows every position.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
     /// Input tokens, row-major `[sequences, seq_len]`.

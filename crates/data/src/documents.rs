@@ -31,7 +31,7 @@ impl Batch {
         starts
     }
 
-    /// The number of positions whose target lies in the same document: all except those of end-of-text tokens.
+    /// The number of positions whose target is in the same document: all except those of end-of-text tokens.
     pub fn labels(&self, end_of_text: i32) -> usize {
         self.inputs.iter().filter(|&&token| token != end_of_text).count()
     }

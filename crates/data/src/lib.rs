@@ -11,9 +11,8 @@
 //! [`open`] takes text or tokens: it prepares text once, into a cache folder, and reads tokens in place.
 //! [`prepare`] does the same into a folder of your choice, which you can copy to other machines.
 //!
-//! [`Buckets`] packs the documents of a dataset by length into rows of several lengths, without padding, so that few
-//! documents are cut and short ones do not end up in long rows. [`Batch::first_keys`] says where documents begin
-//! in a row.
+//! [`Buckets`] packs the documents of a dataset by length into rows of several lengths, without padding. Few documents
+//! are cut, and short documents do not end up in long rows. [`Batch::first_keys`] tells where documents begin in a row.
 //!
 //! [`Dataset::sequences`] lists the sequences of a split for loaders that choose their own order. With the feature
 //! `burn` the list is a Burn `Dataset`, and `TensorBatcher` is the `Batcher` for Burn's `DataLoaderBuilder`. The
@@ -26,10 +25,10 @@
 #![doc = include_str!("../examples/batches.rs")]
 //! ```
 //!
-//! This crate keeps no position and knows no ranks. A training sequence is a function of (seed, its number since the
-//! start of the run), and the rows of buckets in a step are a function of (seed, step). So a rank asks for its part of
-//! the global batch, a resumed run asks for the step it stopped at, and both see the tokens that a single uninterrupted
-//! rank would have seen.
+//! This crate stores no position and knows nothing of ranks. A training sequence is a function of the seed and its
+//! number since the start of the run, and the rows of buckets in a step are a function of the seed and the step. So a
+//! rank asks for its part of the global batch, a resumed run asks for the step it stopped at, and both see the tokens
+//! that a single uninterrupted rank would have seen.
 
 mod buckets;
 mod cache;

@@ -11,7 +11,7 @@ use crate::DataError;
 /// The version of the folder's format. Caches of other versions are not used; the data is prepared again.
 pub const VERSION: u32 = 1;
 
-/// Largest accepted file, far above the need of thousands of shards.
+/// Maximum size of an accepted file, far above what thousands of shards need.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// A key that Kiln's files have and hardly any other file does.
@@ -66,7 +66,7 @@ impl Meta {
     pub(crate) const FILE: &str = "meta.json";
 
     /// Whether `folder` has a `meta.json` written by Kiln, intact or damaged. Other programs write files of that name,
-    /// but not beside token files named like Kiln's.
+    /// but not next to token files named like Kiln's.
     pub(crate) fn is_in(folder: &Path) -> bool {
         let path = folder.join(Self::FILE);
         let mut bytes = Vec::new();

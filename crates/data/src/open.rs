@@ -24,7 +24,7 @@ pub struct OpenOptions {
     /// Fraction of the tokens, at the end, held out for validation, unless the source has validation files. None for
     /// 10%, at most 10 million tokens.
     pub val_fraction: Option<f64>,
-    /// Where text is prepared. None for `$KILN_CACHE`, else the user's cache.
+    /// Where text is prepared. None for `$KILN_CACHE`, or else the user's cache.
     pub cache: Option<PathBuf>,
     /// Whether to report progress, and skipped files of a folder, on stderr.
     pub progress: bool,

@@ -1,4 +1,4 @@
-//! The order in which an epoch visits the windows of the training split, or the rows of a bucket: a permutation that is
+//! The order in which an epoch visits the windows of the training split or the rows of a bucket: a permutation that is
 //! computed, not stored.
 
 use rand_chacha::ChaCha8Rng;
@@ -9,9 +9,9 @@ const ROUNDS: usize = 8;
 /// The order and the offset of one epoch.
 ///
 /// A Feistel network permutes the numbers below a power of four. It splits a number's bits into halves and, round by
-/// round, changes one half by a keyed function of the other, which can be undone whatever the function is. The smallest
-/// such power that is at least the number of windows is at most four times too large. A result that is no window is
-/// permuted again until it is one ("cycle walking"), which keeps this a permutation.
+/// round, changes one half by a keyed function of the other, which is invertible whatever the function is. The smallest
+/// such power that is at least the number of windows is at most four times too large. A result that is not a window is
+/// permuted again until it is one ("cycle walking"), so the result is still a permutation.
 #[derive(Debug, Clone)]
 pub struct Epoch {
     windows: u64,

@@ -7,10 +7,9 @@
 //! seq_len 6    sequences v1 v0 | next epoch: adjacent windows of 6 again
 //! ```
 //!
-//! The rest of an epoch is concatenated in the order of the text and cut into sequences of the new length, which come
-//! in an order of their own. So no token is predicted twice in an epoch, and fewer tokens than one sequence are left
-//! out at its end. A sequence may join several parts of the text, but each of its targets is the token that follows in
-//! the text.
+//! The rest of an epoch is concatenated in text order and cut into sequences of the new length, which are visited in a
+//! new order. So no token is predicted twice in an epoch, and fewer tokens than one sequence are left out at its end. A
+//! sequence may join several parts of the text, but each of its targets is the token that follows in the text.
 
 use std::ops::Range;
 
@@ -115,7 +114,7 @@ impl Windows {
         Order { seq_len: self.seq_len as u64, windows, epoch: Some(epoch), len: windows * self.seq_len as u64 }
     }
 
-    /// Continues with another length or seed.
+    /// Continues with a different length or seed.
     fn turn_to(&mut self, seed: u64, seq_len: usize) {
         if (seed, seq_len) == (self.seed, self.seq_len) {
             return;
@@ -297,7 +296,7 @@ mod tests {
                 longest = longest.max(seq_len as u64);
                 let part = of_epoch(&windows, sequences * batch);
                 if part.sequences == 0 {
-                    // An epoch without a sequence has not begun: a shorter length may go on with the one before.
+                    // An epoch without a sequence has not begun: a shorter length may continue the previous one.
                     trained.push(Trained { seed, seq_len, tokens: 0 });
                     continue;
                 }

@@ -1,8 +1,8 @@
 //! LoRA adapters of Burn, trained under every strategy: `cargo run --example lora`.
 //!
-//! `apply_lora` freezes the base and adds two small factors to each matrix. Sharded training keeps the frozen base in
-//! shards too, without gradients and moments. The sum of base and adapter is a new tensor, which the backward needs:
-//! with activation checkpointing, only one block's exists at a time.
+//! `apply_lora` freezes the base and adds two small factors to each matrix. Sharded training also shards the frozen
+//! base, without gradients and moments. The sum of base and adapter is a new tensor, which the backward needs: with
+//! activation checkpointing, only one block's exists at a time.
 
 use burn::module::{Lora, Module};
 use burn::nn::{Linear, LinearConfig};

@@ -1,7 +1,7 @@
-//! An MLP of your own, sharded over four ranks: `cargo run --example mlp`.
+//! Your own MLP, sharded over four ranks: `cargo run --example mlp`.
 //!
-//! It learns y = |x_0| + ... + |x_15|. Each layer is a unit: it is gathered when it is used, and a quarter of it rests
-//! on each rank.
+//! It learns y = |x_0| + ... + |x_15|. Each layer is a unit: it is gathered when it is used, and each rank keeps a
+//! quarter of it.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};

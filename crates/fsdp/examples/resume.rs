@@ -1,4 +1,4 @@
-//! A checkpoint of four ranks, resumed on two with another strategy: `cargo run --example resume`.
+//! A checkpoint of four ranks, resumed on two with a different strategy: `cargo run --example resume`.
 //!
 //! The state of Burn's Adam is sharded, saved and loaded like the parameters.
 

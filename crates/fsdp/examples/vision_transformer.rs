@@ -1,5 +1,5 @@
-//! A vision transformer of Burn's own layers learns in which quarter of an image a bright spot lies. Sharded over four
-//! ranks, it has the losses of one: `cargo run --example vision_transformer`.
+//! A vision transformer of Burn's layers learns which quarter of an image contains a bright spot. Sharded over four
+//! ranks, it has the same losses as on one: `cargo run --example vision_transformer`.
 
 use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoderConfig, TransformerEncoderLayer};

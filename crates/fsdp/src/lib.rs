@@ -2,7 +2,8 @@
 //!
 //! A *unit* is an ordinary Burn module whose parameters are kept, gathered and freed together, for example a
 //! transformer block. A model is passed as [`Units`]: modules, and the calls that a forward makes to them. [`Calls`]
-//! makes them of one module, whose forward on one device is then the same list. This crate knows no model and no token.
+//! builds them from one module, and the module's forward on one device then runs the same list. This crate knows
+//! nothing of models or tokens.
 //!
 //! ```text
 //! forward   for each call:            gather (prefetched while the previous one computes) -> bind -> run -> free
@@ -14,9 +15,9 @@
 //! everything below then applies to the ranks of one stage. A step is a program of the crate `schedule`, run by
 //! `exec/interpreter.rs`. Without stages, the program runs each micro-batch forward and backward.
 //!
-//! PyTorch's FSDP hooks into one autograd graph of the whole model. Here every call has a small graph of its own: its
-//! input is a leaf, and its output is seeded with the incoming cotangent (`vjp_seed`). The schedule is therefore
-//! explicit: `exec/chunk.rs` shows what is gathered, when it is freed and what is communicated.
+//! PyTorch's FSDP hooks into one autograd graph of the whole model. Here every call has its own small graph: its input
+//! is a leaf, and its output is seeded with the incoming cotangent (`vjp_seed`). The schedule is therefore explicit:
+//! `exec/chunk.rs` shows what is gathered, when it is freed and what is communicated.
 //!
 //! ```
 //! use burn::module::Module;
@@ -50,22 +51,22 @@
 //! Examples: `mlp`, `vision_transformer` (Burn's attention, the losses of one rank on four), `lora` (Burn's adapters
 //! under every strategy) and `resume` (a checkpoint of four ranks on two).
 //!
-//! Ordinary modules of Burn work, with these limits. Frozen parameters
-//! ([`Module::freeze`](burn::module::Module::freeze)) have no gradient. Burn's `Dropout` draws different numbers on
-//! each rank; it is refused with activation checkpointing, which would draw them again. Buffers, such as `BatchNorm`'s,
-//! are refused. Any optimizer of Burn that is [`Elementwise`] steps on shards.
+//! Ordinary Burn modules work, with these limits. Frozen parameters ([`Module::freeze`](burn::module::Module::freeze))
+//! have no gradient. Burn's `Dropout` draws different numbers on each rank; it is refused with activation
+//! checkpointing, because the recomputation would draw new numbers. Buffers, such as `BatchNorm`'s, are refused. Any
+//! Burn optimizer that is [`Elementwise`] can step on shards.
 //!
 //! | [`Strategy`] | parameters and optimizer at rest | forward and backward | gradients |
 //! |---|---|---|---|
 //! | `ddp` | whole, on every rank | local | all_reduce |
-//! | `zero1` | parameters whole, optimizer 1/N | local | reduce_scatter; all_gather of stepped parameters |
+//! | `zero1` | parameters whole, optimizer 1/N | local | reduce_scatter; all_gather of updated parameters |
 //! | `shard_grad_op` | parameters whole, gradients and optimizer 1/N | local | as `zero1`, for every micro-batch |
 //! | `full_shard` | 1/N (ZeRO-3) | all_gather | reduce_scatter |
 //! | `hybrid_shard` | 1/S in each of N/S groups | all_gather in the group | reduce_scatter in it, all_reduce across |
 //! | `block` | 1/N | gather to the block's rank; activations move from rank to rank | scatter from the block's rank |
 //!
-//! Parameters at rest are fp32. If computation is in 16 bits, parameters that are whole on a rank also rest as a 16-bit
-//! copy (not with `cpu_offload`), which the optimizer writes as it steps.
+//! Parameters at rest are fp32. If computation is in 16 bits, parameters that are whole on a rank also have a resident
+//! 16-bit copy (not with `cpu_offload`), which the optimizer updates in each step.
 //!
 //! Losses are means over all labels of the global batch, for any strategy, number of ranks and distribution of the
 //! labels.

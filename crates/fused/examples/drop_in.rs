@@ -40,7 +40,7 @@ impl Model {
         }
     }
 
-    /// What the head takes, one row for each position: `[b t, d]`.
+    /// The head's input, one row for each position: `[b t, d]`.
     fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<2> {
         let [b, t] = tokens.dims();
         let positions = Tensor::arange(0..t as i64, &tokens.device()).unsqueeze::<2>();

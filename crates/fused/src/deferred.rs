@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Pipelines without bubbles fill their gaps with the second part (Zero Bubble, arXiv 2401.10241). Burn's tape cannot
-//! be split this way. Instead, an operation of Kiln asks this module whether to defer the gradient of its weight.
+//! be split this way. Instead, each of Kiln's operations asks this module whether to defer the gradient of its weight.
 
 use burn::backend::autodiff::{
     Autodiff,
@@ -72,8 +72,8 @@ impl Deferred {
     }
 }
 
-/// For the step of an operation with a weight that is a leaf: whether the weight's gradient is put off. Then the step
-/// gives the others, and [`defer`]s that one.
+/// For the step of an operation whose weight is a leaf: whether the weight's gradient is deferred. If so, the step
+/// computes the other gradients and [`defer`]s this one.
 pub fn defers() -> bool {
     JOBS.with_borrow(Option::is_some)
 }
@@ -139,8 +139,8 @@ mod tests {
     use crate::linear;
     use burn::tensor::Distribution;
 
-    /// A weight used twice, one that is a slice of a leaf, and biases: the two parts together equal the whole backward
-    /// bit for bit.
+    /// A weight used twice, a weight that is a slice of a leaf, and biases: the two parts together are bitwise equal to
+    /// the whole backward.
     #[test]
     fn both_parts_together_are_the_whole_backward() {
         let device = Device::flex();

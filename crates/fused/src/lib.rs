@@ -1,15 +1,15 @@
 //! Fused operations of language models with their gradients: plain Rust on the CPU, CubeCL kernels on GPUs.
 //!
 //! Each operation makes one pass over memory. Burn's `flex` backend composes a GELU of nine tensors and calls the C
-//! library's `tanhf` for each element, and a GPU would launch one kernel for each of the nine. Outside of matrix
-//! products, such compositions take most of a training step.
+//! library's `tanhf` for each element, and a GPU would launch one kernel for each of the nine. Apart from matrix
+//! products, such compositions take most of the time of a training step.
 //!
 //! Each operation is a module that holds its formula, the CPU loop over rows (vectorized for the processor and spread
 //! over its cores with [`cpu`]) and the GPU kernel. It declares the operation as an extension of Burn's backends: in
-//! one trait that the tape records and, if the gradient has kernels of its own, in a second one without `Autodiff`.
-//! Operations take f32, bf16 and f16, compute in f32 and round once. Numbers called statistics are f32 in any case.
+//! one trait that the tape records and, if the gradient has its own kernels, in a second trait without `Autodiff`.
+//! Operations take f32, bf16 and f16, compute in f32 and round once. Statistics, such as log-sum-exps, are always f32.
 //!
-//! This crate has no modules, no models and no communication.
+//! This crate contains no models and no communication.
 //!
 //! On a backend that the traits do not list, such as NdArray (see [`has_kernels`]), [`linear`], [`linear_transposed`],
 //! [`linear_add`] and [`silu_mul`] are composed of Burn's operations, and a call of any other operation panics.
@@ -17,8 +17,8 @@
 //! | function | formula | kept for the backward |
 //! |---|---|---|
 //! | [`linear`] | `x W + b`, all rows in one product | `x`, `W` |
-//! | [`linear_gelu`] | GELU of it | also `x W + b` |
-//! | [`linear_add`] | a residual added to it | `x`, `W` |
+//! | [`linear_gelu`] | GELU of `x W + b` | also `x W + b` |
+//! | [`linear_add`] | `residual + x W + b` | `x`, `W` |
 //! | [`gelu`] | `x / (1 + exp(-2 sqrt(2/pi) (x + 0.044715 x^3)))`, the tanh form | `x` |
 //! | [`silu_mul`] | `gate / (1 + exp(-gate)) * up` | `gate`, `up` |
 //! | [`causal_attention`] | `softmax(mask(scale q k^T)) v`, one tile of scores at a time | inputs, result, a number per row |
@@ -35,7 +35,7 @@
 //!
 //! # Example
 //!
-//! They take Burn's tensors, on any device that Kiln supports, and are differentiated with them:
+//! The operations take Burn's tensors on any device that Kiln supports, and Burn's autodiff differentiates them:
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -49,9 +49,9 @@
 //! assert_eq!(x.grad(&gradients).unwrap().dims(), [2, 4, 8]);
 //! ```
 //!
-//! # In place of Burn's
+//! # Replacements for Burn's operations
 //!
-//! Three items are drop-in replacements for Burn's, and are tested against them.
+//! Three items are drop-in replacements for Burn's, and are tested against the originals.
 //!
 //! | Burn | here | what differs |
 //! |---|---|---|

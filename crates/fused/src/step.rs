@@ -11,7 +11,7 @@ use burn::backend::{Backend, tensor::FloatTensor};
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
-/// The gradient formula of an operation, with what it keeps of the forward: it maps the output's gradient to those of
+/// The gradient formula of an operation, with what it keeps from the forward: it maps the output's gradient to those of
 /// the `N` inputs. Only the `wanted` ones are used.
 pub trait Gradient<B: Backend, const N: usize>: Clone + Debug + Send + Sync + 'static {
     /// The input that is a weight, whose gradient may be deferred; see [`deferred`].
@@ -61,7 +61,7 @@ pub fn step<B: Backend, C: CheckpointStrategy, G: Gradient<B, N>, const N: usize
                 if deferred || place.is_some() {
                     wanted[i] = false;
                     let (state, d_y) = (ops.state.clone(), d_y.clone());
-                    // What waits should keep little.
+                    // A deferred step should keep little memory.
                     let state = if deferred { state.of_weight_alone() } else { state };
                     let weight = move |gradients: &mut Gradients| {
                         let gradient = match place.or_else(|| weight_gradients::take(id)) {

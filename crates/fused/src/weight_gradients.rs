@@ -35,8 +35,9 @@ thread_local! {
 }
 
 impl GradientBuffer {
-    /// A buffer of `len` zeros; `None` on the CPU, and with several CubeCL streams per device. CubeCL then orders a
-    /// kernel after the allocation of the memory it reads, and not after other kernels that have written it since.
+    /// A buffer of `len` zeros; `None` on the CPU, and with several CubeCL streams per device. With several streams,
+    /// CubeCL orders a kernel after the allocation of the memory it reads, but not after other kernels that have
+    /// written it since.
     pub fn new(len: usize, dtype: DType, device: &Device) -> Option<Rc<Self>> {
         let buffer = Self { len, dtype, device: device.clone(), zeros: OnceCell::new() };
         is_supported(device).then(|| Rc::new(buffer))
@@ -65,8 +66,8 @@ fn is_supported(_: &Device) -> bool {
 }
 
 impl Destination {
-    /// The place of the gradient of `leaf` in `buffer`, from element `start` on; `None` for a tensor that no graph
-    /// tracks.
+    /// The destination of the gradient of `leaf` in `buffer`, from element `start` on; `None` for a tensor that no
+    /// graph tracks.
     pub fn new<const D: usize>(leaf: &Tensor<D>, buffer: &Rc<GradientBuffer>, start: usize) -> Option<Self> {
         #[cfg(feature = "cubecl")]
         {

@@ -1,4 +1,4 @@
-//! DeepSeek in a training loop of your own, with Burn's AdamW: `cargo run --example own_loop`.
+//! DeepSeek in your own training loop, with Burn's AdamW: `cargo run --example own_loop`.
 //!
 //! After each step, the selection biases of the experts follow their loads.
 

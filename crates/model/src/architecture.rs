@@ -19,11 +19,11 @@ use std::ops::Deref;
 
 /// The configuration of a model of some family: the keys of the section `model`.
 ///
-/// The families of this crate implement it, and so can a program for a model of its own, whose [`Decoder`] then trains
+/// The families of this crate implement it. A program can implement it for its own model, whose [`Decoder`] then trains
 /// like theirs: see [`ModelConfig::add`](crate::ModelConfig::add). Derive the serde traits and `JsonSchema`, and give
 /// every key a default with `#[serde(default, deny_unknown_fields)]`; the doc comments of the keys are their
-/// documentation on the command line. Numbers with a fraction are best `f64`, which is written as it was read. Sections
-/// within the section must not be optional.
+/// documentation on the command line. Use `f64` for fractional numbers, because it is written as it was read. Nested
+/// sections must not be optional.
 pub trait Architecture:
     Debug + Clone + PartialEq + Default + Serialize + DeserializeOwned + JsonSchema + Send + Sync + 'static
 {
@@ -158,7 +158,7 @@ impl<C: Architecture> AnyArchitecture for C {
 #[derive(Debug)]
 pub struct AnyModel(Box<dyn AnyDecoder>);
 
-/// Returns the values of a parameter, given its path and shape; an error is kept elsewhere.
+/// Returns the values of a parameter, given its path and shape; errors are stored elsewhere.
 type ValuesOf<'a> = dyn FnMut(&str, &[usize]) -> Result<Vec<f32>, ()> + 'a;
 
 /// A [`Decoder`] of any type.

@@ -11,7 +11,7 @@ pub struct Batch {
     pub inputs_bt: Tensor<2, Int>,
     /// The tokens to predict.
     pub targets: Targets,
-    /// Its place in the run, in training, and its documents, if they are masked from each other.
+    /// Its position in the run, in training, and its documents, if they are masked from each other.
     pub micro: MicroBatch,
     /// One per multi-token prediction module; empty in evaluation, which computes only the main loss.
     pub mtp: Vec<MtpBatch>,
@@ -99,7 +99,7 @@ impl MicroBatch {
     }
 }
 
-/// The first of the `window` positions up to each of these, in `b` rows alike: `[b, positions]`, i32.
+/// The first of the `window` positions up to each of these, the same for all `b` rows: `[b, positions]`, i32.
 pub(crate) fn window_first_keys(
     window: usize,
     positions: impl Iterator<Item = usize>,

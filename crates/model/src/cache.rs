@@ -1,4 +1,4 @@
-//! The cache of generation: what attention stores of the tokens a model has already read.
+//! The cache for generation: what attention stores for the tokens that a model has already read.
 
 use crate::batch::window_first_keys;
 use burn::tensor::{Int, Tensor, TensorData};
@@ -7,7 +7,7 @@ use fused::causal_attention;
 /// Minimum growth of a buffer, in columns.
 const GRANULE: usize = 64;
 
-/// What attention stores of the tokens a model has read, so that further tokens only cost a forward of their own.
+/// What attention stores for the tokens that a model has read, so each further token only costs its own forward.
 ///
 /// GPT-2 and Llama store keys and values. DeepSeek stores the normalized latent and the rotated key that all
 /// heads share (arXiv 2405.04434, section 2.1).

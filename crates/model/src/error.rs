@@ -7,10 +7,10 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// A setting with which no model can be built and no text generated; the message names its value and the remedy.
+    /// A setting with which no model can be built or no text generated; the message names its value and the remedy.
     #[error("{0}")]
     Setting(String),
-    /// A prompt without tokens, the number of which is given.
+    /// A prompt without tokens, given by its number.
     #[error("prompt {0} is empty: give at least one token, such as the end of a text")]
     EmptyPrompt(usize),
     /// The folder's weights are in PyTorch's own format.
@@ -98,7 +98,7 @@ pub enum ModelError {
 }
 
 impl ModelError {
-    /// Of a type of model that has no format in transformers.
+    /// The error for a type of model that has no format in transformers.
     pub(crate) fn without_format(kind: &str) -> Self {
         Self::NotExpressible { key: "model.type", reason: format!("transformers has no model of {kind} type") }
     }

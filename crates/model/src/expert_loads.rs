@@ -31,7 +31,7 @@ pub struct LayerLoad {
     pub layer: usize,
     /// Tokens routed to the expert.
     pub assigned: Vec<f64>,
-    /// Of those, choices that no expert took.
+    /// Assignments among these that no expert took.
     pub dropped: Vec<f64>,
     /// Sum of the gates.
     pub gate_mass: Vec<f64>,
@@ -92,7 +92,7 @@ impl ExpertLoads {
         }
     }
 
-    /// Moves the selection biases of these layers, given with the number of their block, after a step on one device.
+    /// Updates the selection biases of these layers, each given with its block number, after a step on one device.
     pub(crate) fn update_biases<'a>(&self, layers: impl Iterator<Item = (usize, &'a mut MoeLayer)>) {
         let step = self.lock();
         for (number, layer) in layers {

@@ -1,8 +1,8 @@
-//! What a run must know of a model before it exists.
+//! What a run must know about a model before it exists.
 //!
 //! A family is a folder: `config` (shape and limits), the modules, `parameters`, `decoder` (the calls of a forward, and
 //! generation: [`Decoder`](crate::Decoder)), `family` (this trait and [`Architecture`](crate::Architecture)), `cost`
-//! (what the calls cost) and `hf` (Hugging Face's names). A new family adds its folder, and a line of the registry.
+//! (what the calls cost) and `hf` (Hugging Face's names). A new family adds its folder and a line in the registry.
 
 use crate::ModelError;
 use crate::cost::received::RowBytes;
@@ -15,7 +15,7 @@ use serde_json::Value;
 /// A configuration key and its value.
 pub type Size = (&'static str, usize);
 
-/// A model of some family, known by its configuration. Nothing here creates modules.
+/// A model of some family, given by its configuration. Nothing here creates modules.
 ///
 /// The defaults describe a model without experts and without tensor or context parallelism. Its blocks are named
 /// `blocks.0`, `blocks.1` and so on. Memory and FLOPs are estimated from its matrices.
@@ -66,7 +66,7 @@ pub trait Family {
         vec![vec![context], vec![("the width of the model", self.width())]]
     }
 
-    /// What the number of tensor-parallel ranks must divide: heads and columns. A size of 1 allows no tensor
+    /// The sizes that the number of tensor-parallel ranks must divide: heads and columns. A size of 1 allows no tensor
     /// parallelism.
     fn tensor_parallel_sizes(&self) -> Vec<Size> {
         vec![("the 1 part that this type of model has", 1)]
@@ -77,7 +77,8 @@ pub trait Family {
         false
     }
 
-    /// Whether attention keeps to the documents of a batch ([`MicroBatch::first_keys`](crate::MicroBatch::first_keys)).
+    /// Whether attention stays within the documents of a batch
+    /// ([`MicroBatch::first_keys`](crate::MicroBatch::first_keys)).
     fn document_masking(&self) -> bool {
         false
     }

@@ -5,7 +5,7 @@ use burn::module::Module;
 use burn::tensor::{Int, Tensor, TensorData};
 use fsdp::{Calls, Loss};
 
-/// A decoder as its family implements it. [`LanguageModel`] follows from it, and so does sharded training: both run the
+/// A decoder, as its family implements it. [`LanguageModel`] and sharded training are derived from it: both run the
 /// same list of calls.
 pub trait Decoder: Module + 'static {
     /// The calls of a forward: the embedding, one call for each of the [`blocks`](Self::blocks), and the calls after
@@ -47,8 +47,8 @@ pub trait LanguageModel {
         self.losses(&Batch::new(tokens_bt, Targets::all(targets_bt))).loss
     }
 
-    /// [`loss`](Self::loss) of a batch with documents, padding or a place in a run, and the sum of the balance losses
-    /// of its experts in training.
+    /// [`loss`](Self::loss) of a batch with documents, padding or a position in a run, and in training the sum of the
+    /// balance losses of its experts.
     fn losses(&self, batch: &Batch) -> Loss;
 
     /// Output of the last block: maps `[b, t]` to `[b, t, d]`.
@@ -56,7 +56,7 @@ pub trait LanguageModel {
         self.hidden_of(tokens_bt, &MicroBatch::default())
     }
 
-    /// [`hidden`](Self::hidden) for a micro-batch with documents, padding or a place in a run.
+    /// [`hidden`](Self::hidden) for a micro-batch with documents, padding or a position in a run.
     fn hidden_of(&self, tokens_bt: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3>;
 
     /// The longest sequence the model accepts.

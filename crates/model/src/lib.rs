@@ -1,15 +1,16 @@
 //! GPT-2, Llama and DeepSeek (MLA + MoE) as Burn modules, and their weights in Hugging Face's format.
 //!
-//! A model is a module with public parts and a forward on one device: `model.logits(tokens)` needs no communicator. Its
-//! family implements [`Decoder`], whose list of calls both this forward and sharded training run. A part that holds a
-//! rank's shard of the parameters computes its rows of the sequences together with the ranks in its [`Parallel`].
+//! A model is a module with public parts and a forward on one device: `model.logits(tokens)` needs no communicator. The
+//! module implements [`Decoder`]. Both this forward and sharded training run the decoder's list of calls. A part that
+//! holds a rank's shard of the parameters computes its rows of the sequences together with the ranks in its
+//! [`Parallel`].
 //!
 //! A [`Family`] knows everything else about its models: parameters ([`ParameterSpec`]: shape, initial values, how ranks
 //! split it), what each call costs, limits, and Hugging Face's names. Its configuration implements [`Architecture`].
-//! [`ModelConfig`] has the only list of families, to which a program can add its own.
+//! [`ModelConfig`] has the only list of families; a program can add its own family to it.
 //!
-//! This crate has no training loop, no data and no files but those of Hugging Face: `fsdp` shards its models, and `train`
-//! trains them.
+//! This crate has no training loop and no data, and the only files that it reads and writes are Hugging Face's: `fsdp`
+//! shards its models, and `train` trains them.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};
@@ -31,7 +32,7 @@
 //! heads, `v` vocabulary (in attention: width of a value), `c` columns of a cache, `r` rank of a latent, `p` width of a
 //! rotated key.
 //!
-//! DeepSeek in a training loop of your own, `cargo run --example own_loop`:
+//! DeepSeek in your own training loop, `cargo run --example own_loop`:
 //!
 //! ```ignore
 #![doc = include_str!("../examples/own_loop.rs")]

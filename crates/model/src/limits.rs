@@ -5,7 +5,7 @@ use crate::ModelError;
 /// A block's modules are built before its parameters; this many take seconds.
 pub(crate) const MAX_LAYERS: usize = 10_000;
 
-/// A model has a table of its rotary frequencies.
+/// A model holds a table of its rotary frequencies.
 pub(crate) const MAX_ROPE_DIM: usize = 4096;
 
 /// Checks that each value is between 1 and the given limit.

@@ -6,9 +6,9 @@ use moe::ExpertParallel;
 
 /// The ranks that compute a model's sequences together; by default only this one.
 ///
-/// A module that holds a shard of its parameters computes with what it has: it infers the number of heads and columns
-/// from their widths. A block takes and returns the rank's rows of each sequence. Tokens and targets cover whole
-/// sequences, or the rank's part of their context.
+/// A module that holds a shard of its parameters infers its number of heads and columns from the widths of these
+/// parameters. A block takes and returns the rank's rows of each sequence. Tokens and targets cover whole sequences, or
+/// the rank's part of their context.
 #[derive(Clone, Default)]
 pub struct Parallel {
     /// The ranks that share the experts.

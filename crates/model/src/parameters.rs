@@ -1,4 +1,4 @@
-//! What is known of a model's parameters before any of them exists, and how a module's parameters are set.
+//! What is known about a model's parameters before any of them exists, and how a module's parameters are set.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
@@ -25,7 +25,7 @@ pub struct ParameterSpec {
     pub trained: bool,
     /// Whether it stays in fp32 when the others are computed in 16 bits.
     pub keep_fp32: bool,
-    /// The fraction of its elements that a token passes: `top_k / num_experts` for routed experts, 1 for all others.
+    /// The fraction of its elements that a token uses: `top_k / num_experts` for routed experts, 1 for all others.
     pub active: f64,
     /// How many matrix products a token takes part in with each of its active elements: 1 for a matrix, 0 for a vector
     /// and for a table that is only looked up.
@@ -85,7 +85,7 @@ impl ParameterSpec {
         Self { shape, initializer: Initializer::Zeros, products: 0.0, ..Self::matrix(name, [0, 0]) }
     }
 
-    /// A stack of the matrices of `experts` experts, of which each token passes `top_k`.
+    /// A stack of the matrices of `experts` experts, `top_k` of which each token uses.
     pub(crate) fn experts(name: impl Into<String>, experts: usize, top_k: usize, [from, to]: [usize; 2]) -> Self {
         let active = top_k as f64 / experts as f64;
         Self { shape: vec![experts, from, to], sharding: Sharding::Experts, active, ..Self::matrix(name, [0, 0]) }

@@ -23,10 +23,10 @@ const OWN: [Entry; 3] = [Entry::of::<Gpt2Config>(), Entry::of::<LlamaConfig>(), 
 /// The families that the program has added.
 static ADDED: RwLock<Vec<Entry>> = RwLock::new(vec![]);
 
-/// A model, and its experts if it has some.
+/// A model, and its experts if it has any.
 type WithExperts = (ModelConfig, Option<MoeConfig>);
 
-/// What is known of an [`Architecture`] without a value of it.
+/// What is known about an [`Architecture`] without a value of it.
 #[derive(Clone, Copy)]
 struct Entry {
     type_name: &'static str,
@@ -70,7 +70,8 @@ fn entries() -> Vec<Entry> {
 pub struct ModelConfig(Box<dyn AnyArchitecture>);
 
 impl ModelConfig {
-    /// Adds a family of the program's own. Call it before you read a configuration; adding it again changes nothing.
+    /// Adds the program's own family. Call this before you read a configuration; adding the family again changes
+    /// nothing.
     ///
     /// # Panics
     /// If another family has its [`TYPE`](Architecture::TYPE), or if a key has no default.

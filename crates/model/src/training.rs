@@ -11,7 +11,7 @@ use fused::Losses;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// What the calls of a forward need beyond the model. The default is a forward on one device, without further losses.
+/// What the calls of a forward need beyond the model. The default is a forward on one device without auxiliary losses.
 #[derive(Clone, Default)]
 pub struct Training {
     /// The ranks that compute a sequence together.

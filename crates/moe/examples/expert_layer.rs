@@ -2,8 +2,8 @@
 //!
 //! `cargo run --example expert_layer`
 //!
-//! Points lie around eight centers, and each center has its own linear map from a point to a target. One expert can
-//! learn one map.
+//! Points are scattered around eight centers, and each center has its own linear map from a point to a target. One
+//! expert can learn one map.
 
 use burn::module::Module;
 use burn::nn::loss::{MseLoss, Reduction};

@@ -25,8 +25,8 @@ pub fn sequence_balance_loss(scores_ne: Tensor<2>, assigned_be: Tensor<2, Int>) 
     loss(score_b1e, assigned_be.float())
 }
 
-/// [`sequence_balance_loss`] for sequences of which this rank holds some rows and other ranks the rest. The ranks sum
-/// their rows' normalized scores and choices, 2 E numbers per sequence; no rank sees the scores of others.
+/// [`sequence_balance_loss`] for sequences whose rows are split among this rank and others. The ranks sum their rows'
+/// normalized scores and choices, 2 E numbers per sequence; no rank sees the scores of others.
 pub(crate) fn sequence_balance_loss_over(
     scores_ne: Tensor<2>,
     assigned_be: Tensor<2, Int>,
@@ -45,9 +45,9 @@ pub(crate) fn sequence_balance_loss_over(
     loss(score_b1e, sums_b2e.inner().slice_dim(1, 1..2).squeeze_dim(1))
 }
 
-/// Returns the change of each expert's selection bias after a step in which the experts were `assigned` so many tokens:
-/// up by `speed` if the expert had fewer than the mean, down if it had more (DeepSeek-V3's auxiliary-loss-free
-/// balancing, arXiv 2412.19437, section 2.1.2).
+/// Returns the change of each expert's selection bias after a step in which `assigned` tokens went to each expert: up
+/// by `speed` if the expert had fewer than the mean, down if it had more (DeepSeek-V3's auxiliary-loss-free balancing,
+/// arXiv 2412.19437, section 2.1.2).
 pub fn bias_update(assigned: &[f64], speed: f64) -> Vec<f32> {
     let mean = assigned.iter().sum::<f64>() / assigned.len() as f64;
     let step = |load: &f64| if *load == mean { 0.0 } else { (speed * (mean - load).signum()) as f32 };

@@ -39,7 +39,7 @@ impl Exchange {
 
     /// Exchanges rows; the gradient takes the opposite direction.
     ///
-    /// It is one step of the graph for any number of rows. So all ranks have the same graph, and their backwards
+    /// It is one step of the graph for any number of rows, so all ranks have the same graph and their backwards
     /// communicate in the same order.
     pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>, CommError> {
         let (d, back) = (x.dims()[1], self.reversed());

@@ -19,7 +19,7 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// Whether a path of fields leads to a parameter of routed experts, which is a stack of one matrix per expert.
+    /// Whether a path of fields refers to a parameter of routed experts, which is a stack of one matrix per expert.
     pub fn hold(path: &str) -> bool {
         path.split('.').any(|field| field == "experts")
     }
@@ -55,8 +55,8 @@ pub(crate) fn experts(
     grouped_gemm(silu_mul(gate_rh, up_rh), down.clone(), expert_offsets)
 }
 
-/// The backward of [`experts`] as a function: maps its input and the gradient of its output to the gradients of the
-/// input and of the weights. All tensors are outside of any graph.
+/// The backward of [`experts`] as a function: maps the input and the gradient of the output to the gradients of the
+/// input and of the weights. All tensors are outside any graph.
 pub(crate) fn experts_backward(
     x_rd: Tensor<2>,
     d_y_rd: Tensor<2>,

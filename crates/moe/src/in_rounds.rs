@@ -20,9 +20,9 @@ use std::ops::Range;
 /// ```
 ///
 /// Between the two, a rank keeps only the rows of its own tokens and none that it received. So it never holds more rows
-/// of other ranks than one round has, whatever the loads are. Each row has the bits of an exchange in one round. Weight
-/// gradients are summed round by round, in f32 also for 16-bit weights. They are complete after the step's backward:
-/// they are not [deferred](fused::deferred).
+/// of other ranks than one round has, whatever the loads are. Each row is bitwise the same as in a single exchange.
+/// Weight gradients are summed round by round, in f32 even for 16-bit weights. They are complete after the step's
+/// backward: they are not [deferred](fused::deferred).
 #[derive(Clone)]
 pub(crate) struct InRounds {
     pub comm: Communicator,

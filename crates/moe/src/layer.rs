@@ -87,8 +87,8 @@ impl MoeLayer {
         self.evaluate_over(x_btd, &SequenceRanks::default())
     }
 
-    /// Returns the layer with its selection bias moved after an optimizer step, given where the step's tokens went; the
-    /// bias stays if the configuration has none, or a `bias_update_speed` of 0. See [`bias_update`].
+    /// Returns the layer with its selection bias updated after an optimizer step, given the step's routing statistics.
+    /// Without a selection bias, or with a `bias_update_speed` of 0, the layer is unchanged. See [`bias_update`].
     ///
     /// ```
     /// use burn::tensor::{Device, Distribution, Tensor};
@@ -110,7 +110,7 @@ impl MoeLayer {
     /// [`MoeStats::assigned_e`] over the step's micro-batches.
     ///
     /// # Panics
-    /// If there is a bias, and not a number for each expert.
+    /// If there is a bias and the number of values differs from the number of experts.
     pub fn update_bias_from(&mut self, assigned_e: Tensor<1>) {
         let speed = self.config.bias_update_speed;
         let Some(bias) = self.router.bias.take_if(|_| speed != 0.0) else { return };
@@ -183,7 +183,7 @@ impl MoeLayer {
     /// Turns the router's output into rows of experts.
     ///
     /// Even if a rank has only a part of the rows, capacity counts whole sequences: every rank gathers all choices and
-    /// places them. Assignments that found no room are then masked before each rank places its own.
+    /// places them. Assignments without room are then masked before each rank places its own.
     fn plan(
         &self,
         routing: &Routing,

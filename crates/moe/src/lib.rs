@@ -6,20 +6,21 @@
 //! x_nd ─ permute ─> x_rd ─ grouped_gemm ─ silu_mul ─ grouped_gemm ─> y_rd ─────────── unpermute ─> y_btd
 //! ```
 //!
-//! A *row* is one token for one of its experts. Rows are sorted by expert, so that each expert computes one matrix
-//! product. Dispatch gives every assignment (token, choice) at most one row: dropless, or at most `capacity` rows per
-//! expert and sequence.
+//! A *row* is one token for one of its experts. Rows are sorted by expert, so each expert computes one matrix product.
+//! Dispatch gives every assignment (token, choice) at most one row. It is dropless, or it takes at most `capacity` rows
+//! per expert and sequence.
 //!
 //! The operations of this diagram are in [`kernels`], each with its formula, layout, plain Rust and CubeCL kernel.
-//! This crate has no attention, no model and no optimizer. [`MoeLayer`] combines the operations, and [`ExpertParallel`] runs a layer whose experts are spread over ranks.
+//! This crate contains no attention, models or optimizers. [`MoeLayer`] combines the operations, and [`ExpertParallel`]
+//! runs a layer whose experts are spread over ranks.
 //!
-//! # In a model of your own
+//! # In your own model
 //!
 //! [`MoeLayer`] is an ordinary Burn module. Burn's optimizers train it, except for the selection bias, which
-//! [`MoeLayer::update_bias`] moves. `examples/expert_layer.rs` is a whole program, with an ordinary training loop.
+//! [`MoeLayer::update_bias`] updates. `examples/expert_layer.rs` is a complete program with an ordinary training loop.
 //!
-//! Under the `Learner` of `burn-train`, override `TrainStep::optimize` to move the bias after the optimizer's step, as
-//! `tests/backends/learner.rs` of the repository does.
+//! Under the `Learner` of `burn-train`, override `TrainStep::optimize` to update the bias after the optimizer's step,
+//! as `tests/backends/learner.rs` in the repository does.
 //!
 //! ```
 //! use burn::tensor::{Device, Distribution, Tensor};
@@ -34,9 +35,9 @@
 //! assert!(moe.experts.gate_proj.val().grad(&gradients).is_some());
 //! ```
 //!
-//! [`MoeLayer::forward`] is for training and [`MoeLayer::evaluate`] for everything else. Unlike Burn's `Dropout`, the
-//! layer does not choose by whether the device records gradients: with recomputed activations, the first forward of a
-//! training step does not. The two differ only with a `capacity_factor` or with noise.
+//! [`MoeLayer::forward`] is for training and [`MoeLayer::evaluate`] for everything else. Burn's `Dropout` decides
+//! between the two by whether the device records gradients. The layer does not, because with recomputed activations the
+//! first forward of a training step records none. The two functions differ only with a `capacity_factor` or with noise.
 //!
 //! # Backends
 //!
@@ -48,11 +49,11 @@
 //! | Metal | `metal` | CubeCL kernels | not run |
 //! | CubeCL's CPU runtime | `cpu-jit` | CubeCL kernels | against Flex, in `tests/cube.rs` |
 //! | NdArray | `ndarray` of Burn | Burn's operations | against Flex, by `scripts/check-backends.sh` |
-//! | LibTorch, Remote, and CubeCL's without a feature above | those of Burn | Burn's operations | not run |
+//! | LibTorch, Remote, and CubeCL's without a feature above | Burn's features | Burn's operations | not run |
 //!
-//! On the last two rows, the choice of experts and their rows run on the CPU, so each layer waits for the device a few
-//! times. The choice is that of Flex, except where scores differ by rounding. [`ExpertParallel`] needs one of the other
-//! backends.
+//! On the backends of the last two rows, the choice of experts and the dispatch run on the CPU, so each layer waits for
+//! the device a few times. The choice equals that of Flex, except where scores differ by rounding. [`ExpertParallel`]
+//! needs one of the other backends.
 //!
 //! # Guarantees
 //!
@@ -63,7 +64,7 @@
 //! Shape suffixes: `b` sequences, `t` positions, `n` = b x t tokens, `d` hidden width, `h` expert width, `e` experts,
 //! `k` choices per token, `c` candidates per token, `r` rows, `p` and `q` widths of a product.
 //!
-//! A whole program, `cargo run --example expert_layer`:
+//! A complete program, `cargo run --example expert_layer`:
 //!
 //! ```ignore
 #![doc = include_str!("../examples/expert_layer.rs")]

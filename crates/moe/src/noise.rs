@@ -2,8 +2,8 @@
 
 use crate::kernels::route::{GAMMA, mix};
 
-/// Determines a layer's routing noise, together with a token's position. There is no generator state, so recomputing a
-/// forward routes the same way, and so does another rank that gets the same sequence.
+/// Determines a layer's routing noise, together with a token's position. There is no generator state, so a recomputed
+/// forward routes tokens in the same way, and so does another rank with the same sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NoiseKey {
     /// The noises of different keys are independent.

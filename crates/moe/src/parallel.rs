@@ -25,12 +25,12 @@ use fused::Rows;
 /// experts, then the same way back; each rank weights its tokens' rows by its gates
 /// ```
 ///
-/// Rank i of N has the experts from `i e / N` to `(i + 1) e / N`, and its layer has no others: `layer.experts` holds
-/// only these, while the configuration counts all. The host reads the counts back, because it needs the sizes of the
-/// exchange; a layer on a single rank reads nothing. A rank sends at most `k n d` elements each way, and the backward
-/// the same amount.
+/// Rank i of N has the experts from `i e / N` to `(i + 1) e / N`: `layer.experts` holds only these, while the
+/// configuration counts all experts. The host reads the counts back, because it needs the sizes of the exchange; a
+/// layer on a single rank reads nothing. A rank sends at most `k n d` elements each way, and the backward the same
+/// amount.
 ///
-/// The number of rows that arrive is as uneven as the choices. A rank takes at most
+/// The numbers of rows that arrive are as uneven as the choices. A rank takes at most
 /// [`MoeConfig::max_rank_load`](crate::MoeConfig::max_rank_load) times the mean over all ranks at once, in training and
 /// in evaluation. If any rank would get more, all ranks exchange rows in rounds. Rounds give the same numbers at a
 /// lower speed: the backward exchanges the rows again and recomputes their products.

@@ -10,13 +10,13 @@ use fused::{linear, widened};
 
 /// Chooses the experts of each token and their weights (GShard arXiv 2006.16668; DeepSeek-V2/V3's `Gate`).
 ///
-/// Weights carry gradients, the choice does not. For bf16 or f16 tokens and parameters everything is computed in f32,
+/// Weights carry gradients; the choice does not. For bf16 or f16 tokens and parameters, everything is computed in f32,
 /// as in DeepSeek's code.
 #[derive(Module, Debug)]
 pub struct Router {
     /// `[d, e]`, no bias.
     pub proj: Linear,
-    /// `[e]`, added to the scores for the choice only. The load balance moves it, never a gradient.
+    /// `[e]`, added to the scores for the choice only. The expert loads update it, never a gradient.
     pub bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     config: MoeConfig,

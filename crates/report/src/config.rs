@@ -1,4 +1,4 @@
-//! A run's configuration as the page lists it: one line per key.
+//! A run's configuration, as the page lists it: one line per key.
 
 use yaml_serde::Value;
 

@@ -1,11 +1,11 @@
-//! Files of a run's folder, which may come from anywhere.
+//! Opens files of a run's folder, which may come from anywhere.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Opens a file for reading. Anything other than a regular file is an error, without waiting.
+/// Opens a file for reading. Anything other than a regular file is an immediate error.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);

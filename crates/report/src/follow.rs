@@ -25,7 +25,7 @@ pub(crate) struct Follower {
     lines: usize,
     /// Bytes of all lines read so far.
     read: u64,
-    /// The last of these bytes, and the file's inode. If either differs, it is another file.
+    /// The last of these bytes, and the file's inode. If either differs, it is a different file.
     tail: Vec<u8>,
     identity: u64,
 }
@@ -136,9 +136,9 @@ impl Follower {
 enum Rest {
     /// Takes it if it is JSON: the run is still writing it, or was stopped while writing it.
     IfJson,
-    /// Waits: more of it is to be read.
+    /// Waits: more of it has yet to be read.
     Later,
-    /// Takes it: it is far too long, as good as torn.
+    /// Takes it: it is far too long and counts as torn.
     Now,
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const REQUEST: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// Most concurrent connections. A further one waits until another ends.
+/// Maximum number of concurrent connections. Another one waits until one of them ends.
 const CONNECTIONS: usize = 64;
 
 /// Longest head of a request, in bytes.
@@ -110,7 +110,7 @@ fn converse(stream: &TcpStream, answer: &dyn Fn(&Request) -> Answer) -> io::Resu
     Ok(())
 }
 
-/// The content type of plain text for people.
+/// The content type of plain text for humans.
 pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
 
 /// The head of a request. None if it is too long or incomplete.

@@ -1,9 +1,9 @@
 //! A run's metrics as one HTML page, and as TensorBoard events.
 //!
-//! [`write()`] reads run folders and writes a page that contains everything it needs: style, script and numbers. It
-//! loads nothing from anywhere, so you can mail it, archive it, or open it years later. Several runs are overlaid, each
-//! in its own color. [`serve()`] shows the same page for live runs and follows them. This
-//! crate reads files, and knows no model and no configuration.
+//! [`write()`] reads run folders and writes a page that contains everything it needs: style, script and numbers. The
+//! page loads nothing, so you can mail it, archive it, or open it years later. Several runs are overlaid, each in its
+//! own color. [`serve()`] serves the same page for live runs and follows them. This crate reads files and knows nothing
+//! of models or configurations.
 //!
 //! ```
 //! # let folder = tempfile::tempdir()?;
@@ -22,16 +22,16 @@
 //!
 //! | file | on the page |
 //! |---|---|
-//! | `metrics.jsonl` | head, plots and tables; a run without a line about a step, a validation or a usage is left out, with a note |
+//! | `metrics.jsonl` | head, plots and tables; a run without a line about a step, validation or usage is left out, with a note |
 //! | `config.yaml` | the model's name, the planned steps, a pipeline's timeline, the folded list of keys; without it, a note |
 //! | `checkpoints/step-N` | the names of the checkpoints |
 //!
 //! The lines of `metrics.jsonl` are distinguished by their keys. The page omits plots whose keys a run lacks, shows
-//! null values as gaps, and ignores lines of other kinds. An unterminated last line is one that is still being written.
-//! A resumed run may repeat steps: the later lines take precedence, and wall time continues.
+//! null values as gaps, and ignores lines of other kinds. An unterminated last line is still being written. A resumed
+//! run may repeat steps: the later lines take precedence, and wall time continues.
 //!
-//! However long the run, each of its curves has at most about 2000 points. They keep the minimum and maximum of each
-//! stretch, so spikes stay visible. The smoothed line runs through the means of the stretches.
+//! However long a run is, each of its curves has at most about 2000 points. They keep the minimum and maximum of each
+//! segment, so spikes stay visible. The smoothed line connects the means of the segments.
 //!
 //! [`tensorboard`] writes the event files that TensorBoard reads.
 

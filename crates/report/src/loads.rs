@@ -5,7 +5,7 @@ use crate::series::Rounded;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Most cells of all heat maps of a run together, and most columns of one.
+/// Maximum number of cells of all heat maps of a run together, and of columns of one heat map.
 const CELLS: usize = 300_000;
 const COLUMNS: usize = 200;
 

@@ -122,7 +122,7 @@ impl Log {
             Line::Usage(usage) => {
                 for (name, memory) in usage.memory {
                     let kept = self.memory.entry(name).or_insert(memory);
-                    // `max` ignores NaN, so a missing peak hides no other.
+                    // `max` ignores NaN, so a missing peak does not hide others.
                     *kept = Memory { at_rest: memory.at_rest, peak: memory.peak.max(kept.peak) };
                 }
                 self.device = usage.device.or(self.device);

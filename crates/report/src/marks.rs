@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 
 /// Standard deviations above recent steps at which a loss or gradient norm is marked.
 pub(crate) const SPIKE: f64 = 4.0;
-/// Most spikes of a run in a plot: more would hide it.
+/// Maximum number of spikes of a run in a plot: more would hide the curve.
 const SPIKES: usize = 100;
-/// Most marks of a kind.
+/// Maximum number of marks of a kind.
 const MARKS: usize = 500;
 
 /// An event after a step.

@@ -53,7 +53,7 @@ pub(crate) fn page(title: &str, data: Option<&str>) -> String {
             "title" => page.push_str(&in_html(title)),
             "connect" if data.is_none() => page.push_str("connect-src 'self'; "),
             "css" => page.push_str(CSS),
-            // The policy allows exactly the style and script of the page, and nothing that gets into it.
+            // The policy allows exactly the style and script of the page, and nothing that is injected into it.
             "css-hash" => page.push_str(&hash(CSS)),
             "js-hash" => page.push_str(&hash(&script)),
             "data" => page.push_str(&in_page),

@@ -6,7 +6,7 @@ use crate::series::{Rounded, median};
 use schedule::{Action, Links, Pipeline, Schedule, Ticks, Timeline, simulate};
 use serde::Serialize;
 
-/// Most actions drawn. If there are more, fewer micro-batches represent them all.
+/// Maximum number of actions drawn. If there are more, fewer micro-batches represent all of them.
 const ACTIONS: usize = 6000;
 /// Time units that the slowest stage computes in a step.
 const TICKS: f64 = 1e6;

@@ -12,7 +12,7 @@ use crate::verdict::{State, Verdict};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most samples of a run on the page, and most characters of one.
+/// Maximum number of samples of a run on the page, and of characters in one.
 const SAMPLES: usize = 50;
 const SAMPLE_CHARS: usize = 10_000;
 

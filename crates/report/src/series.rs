@@ -1,8 +1,8 @@
-//! Series of at most a few thousand points that look like those of millions.
+//! Reduces series of millions of points to a few thousand that look the same.
 
 use serde::{Serialize, Serializer};
 
-/// Most points of a series, so that pages of long runs stay small.
+/// Maximum number of points of a series; it keeps the pages of long runs small.
 pub(crate) const POINTS: usize = 2000;
 
 /// A number on the page: six significant digits, or null if it is not finite.

@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Serves a page that follows these run folders until the process ends, and returns its URL. `address` is PORT (on
 /// 127.0.0.1) or HOST:PORT; port 0 picks a free one. A run that has not made its first step yet is shown as waiting.
 ///
-/// The URL contains a key that differs each time: whoever does not know it gets nothing, even on this machine. The page
-/// cannot change anything and requests nothing from anywhere else. A request whose `Host` is not the served address is
-/// refused; otherwise a page of another site, whose name was made to resolve to this machine, could try.
+/// The URL contains a key that differs each time: without it, no request is answered, not even from this machine. The
+/// page cannot change anything and requests nothing from other hosts. A request whose `Host` is not the served address
+/// is refused; otherwise, a page from another site could try by making its name resolve to this machine.
 ///
 /// # Errors
 /// If a folder does not exist, the address is invalid or taken, or the system has no random numbers.

@@ -32,10 +32,10 @@ pub(crate) fn name_data_alike<'a>(setups: impl Iterator<Item = &'a mut Setup>) {
     }
 }
 
-/// Most names compared that share the last part and the numbers of tokens.
+/// Maximum number of compared names that share the last part and the numbers of tokens.
 const NAMES: usize = 100;
 
-/// A path's parts from its end, up to a `..`, beyond which they no longer say where it is.
+/// A path's parts from its end, up to a `..`, beyond which they no longer identify the location.
 fn parts(path: &str) -> impl Iterator<Item = &str> {
     path.rsplit('/').filter(|part| !["", "."].contains(part)).take_while(|part| *part != "..")
 }

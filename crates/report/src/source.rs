@@ -12,7 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Largest accepted configuration, far above what one needs.
+/// Maximum size of an accepted configuration, far above what a configuration needs.
 const CONFIG_BYTES: u64 = 1 << 20;
 
 /// Run folders, each with what was read from it.

@@ -73,7 +73,7 @@ fn new_file(folder: &Path, name: &str) -> io::Result<File> {
 }
 
 fn since_1970() -> Duration {
-    // A clock set before 1970 is no reason to stop a run.
+    // A clock set before 1970 must not stop a run.
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 

@@ -6,9 +6,9 @@ use crate::marks::SPIKE;
 use crate::series::median;
 use serde::Serialize;
 
-/// Least number of steps for a verdict.
+/// Minimum number of steps for a verdict.
 const ENOUGH: usize = 20;
-/// The loss is judged in stretches of steps: about a hundred of them, each of at least ten steps.
+/// The loss is judged in segments of steps ("stretches"): about a hundred of them, each of at least ten steps.
 const STRETCHES: usize = 100;
 const STRETCH: usize = 10;
 /// A loss counts as worse than another if it exceeds it by more than this fraction.
@@ -158,7 +158,7 @@ fn overfitting(log: &Log) -> Option<Found> {
     overfits.then(|| (Kind::Overfitting, format!("Overfitting since step {step}"), why))
 }
 
-/// The loss jumps again and again.
+/// The loss spikes repeatedly.
 fn spiking(steps: &[StepLine]) -> Option<Found> {
     let late = &steps[steps.len() - (steps.len() / 5).max(OF_LATE).min(steps.len())..];
     let spikes = late.iter().filter(|step| step.loss_z >= SPIKE || !step.loss.is_finite()).count();
@@ -180,7 +180,7 @@ struct Stretches(Vec<(u64, f64)>, usize);
 impl Stretches {
     fn new(steps: &[StepLine]) -> Self {
         let len = (steps.len() / STRETCHES).max(STRETCH);
-        // The last stretch is complete, so that it says as much as the others.
+        // The last stretch is complete, so it is as significant as the others.
         let stretches = steps.rchunks(len).rev().filter(|steps| 2 * steps.len() >= len);
         let middle = |steps: &[StepLine]| Some((steps[0].step, median(steps.iter().map(|step| step.loss))?));
         Self(stretches.filter_map(middle).collect(), len)

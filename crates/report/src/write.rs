@@ -36,8 +36,8 @@ pub fn write(runs: &[PathBuf], out: &Path) -> Result<Summary, ReportError> {
     Ok(Summary { runs: runs.sources.len(), bytes: page.len(), notes })
 }
 
-/// Writes a temporary file beside `out` and renames it, so that nobody reads half a page. The temporary file is always
-/// a new one, so a link that somebody put in its place is not followed.
+/// Writes a temporary file next to `out` and renames it, so nobody reads half a page. The temporary file is always new,
+/// so a link that someone put in its place is not followed.
 fn replace(out: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = out.file_name().ok_or_else(|| io::Error::other("the path names no file"))?;
     let mut beside = name.to_owned();

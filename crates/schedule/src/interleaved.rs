@@ -1,4 +1,4 @@
-//! Interleaved 1F1B gives each stage v chunks that lie p apart, so a micro-batch returns to a stage after 1/v of the
+//! Interleaved 1F1B gives each stage v chunks, p chunks apart, so a micro-batch returns to a stage after 1/v of the
 //! time.
 //!
 //! Source: Narayanan et al., [2104.04473](https://arxiv.org/abs/2104.04473), section 2.2.2, in Megatron-Core's order.
@@ -11,9 +11,9 @@
 //! m < p, leaves gaps between chunks. PyTorch forms rounds in the same way but refuses unequal ones; the last round of
 //! Megatron-Core may be larger or smaller than the others.
 //!
-//! A micro-batch arrives at the first stage, back from the last one, p turns after it left. In a round of more than p
-//! it is received on arrival rather than at its turn, so that a sending stage never waits for a turn that depends on
-//! its own next one.
+//! A micro-batch returns from the last stage to the first p turns after it left. In a round of more than p it is
+//! received on arrival rather than at its turn, so that a sending stage never waits for a turn that depends on its own
+//! next one.
 //!
 //! ```
 //! # use schedule::*;

@@ -1,9 +1,9 @@
 //! A training step as data: the actions of each pipeline stage in order, and a simulator that runs them.
 //!
-//! A model is cut into consecutive *chunks*. A *stage* holds one chunk or more; it is one rank of the pipeline, or
+//! A model is cut into consecutive *chunks*. A *stage* holds one or more chunks; it is one rank of the pipeline, or
 //! several ranks that share its work. A *micro-batch* passes forward through all chunks and then backward through all
 //! of them. A [`Pipeline`] defines the order: [`Pipeline::program`] lists the [`Action`]s of each stage. A trainer
-//! interprets that list, and [`simulate`] times it. Nothing in this crate handles tensors.
+//! interprets that list, and [`simulate`] times it. This crate does not handle tensors.
 //!
 //! ```text
 //! Schedule ─> order of computations ─> program with messages ─> simulate: timeline, bubble, live cells
@@ -17,11 +17,11 @@
 //! | `zero_bubble` | 1 | (p - 1) max(f + i - w, f, i) if m >= p | p |
 //! | `zb_v` | 2 | (p - 1) f if f = i = w and m >= 2 p - 1 | 2 p |
 //!
-//! f, i and w are the times that one chunk takes for one micro-batch: forward, input gradient and weight gradient;
-//! b = i + w. A step has m micro-batches. Interleaved 1F1B processes them in rounds of at most g = m / floor(m / p),
-//! rounded up; g is p if p divides m. With v chunks per stage, a chunk has 1/v of the stage's layers, so v times as
-//! many chunks make the bubble v times shorter. The *bubble* of a stage is the time in which it computes nothing, from
-//! the start of the first action on any stage to the end of the last one: a step ends on all stages at once.
+//! f, i and w are the times that one chunk takes for the forward, the input gradient and the weight gradient of one
+//! micro-batch; b = i + w. A step has m micro-batches. Interleaved 1F1B processes them in rounds of at most g = m /
+//! floor(m / p), rounded up; g is p if p divides m. With v chunks per stage, a chunk has 1/v of the stage's layers, so
+//! v times as many chunks make the bubble v times shorter. The *bubble* of a stage is the time in which it computes
+//! nothing, from the start of the first action on any stage to the end of the last: a step ends on all stages at once.
 //!
 //! The example `draw` prints every schedule as a picture:
 //!

@@ -210,7 +210,7 @@ impl Pipeline {
         }
     }
 
-    /// Returns the most cells of which a stage keeps data at once, however long actions take.
+    /// Returns the maximum number of cells that a stage keeps data of at once, however long actions take.
     pub fn live(&self, stage: usize) -> usize {
         let most = match self.schedule {
             Schedule::Gpipe => gpipe::live(self),

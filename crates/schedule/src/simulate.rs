@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 pub struct Links {
     /// Time from the end of a send until the message can be received.
     pub latency: u64,
-    /// Most messages that are sent and not yet received; a sender waits while the mailbox is full.
+    /// Maximum number of messages that are sent and not yet received; a sender waits while the mailbox is full.
     pub slots: usize,
 }
 
@@ -43,7 +43,7 @@ struct Mailbox {
 /// A mailbox's sending stage, receiving stage and direction.
 type Way = (usize, usize, Direction);
 
-/// Something that a stage has of a cell.
+/// Data of a cell that a stage has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Has {
     /// The input that another stage has computed for it.
@@ -67,7 +67,7 @@ struct Simulation<'a> {
 ///
 /// # Errors
 /// Returns the first fault: stages that wait for each other, a message other than the expected one, or an action that
-/// runs before its inputs are there.
+/// runs before its inputs are available.
 pub fn simulate(
     pipeline: &Pipeline,
     program: &[Vec<Action>],

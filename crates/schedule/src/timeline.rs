@@ -42,8 +42,8 @@ impl Timeline {
         self.end() - busy
     }
 
-    /// Returns the most cells of which a stage kept data at once. A cell counts from its forward to the end of its
-    /// backward, including the weight gradient.
+    /// Returns the maximum number of cells that a stage kept data of at once. A cell counts from its forward to the end
+    /// of its backward, including the weight gradient.
     pub fn live(&self, stage: usize) -> usize {
         let (mut live, mut most) = (HashSet::<Cell>::new(), 0);
         for Event { action, .. } in &self.stages[stage] {

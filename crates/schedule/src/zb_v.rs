@@ -4,7 +4,7 @@
 //!
 //! Source: Qi et al., [2401.10241](https://arxiv.org/abs/2401.10241), section 5, in the order of PyTorch's
 //! `ScheduleZBVZeroBubble`. It needs as much memory as 1F1B. If forward, input gradient and weight gradient take the
-//! same time, the only time lost is the way to the last stage.
+//! same time, the only lost time is the way to the last stage.
 //!
 //! ```
 //! # use schedule::*;

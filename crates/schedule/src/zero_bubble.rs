@@ -1,5 +1,5 @@
-//! Zero bubble (ZB-H1) is 1F1B with deferred weight gradients: a backward first computes the input gradient, for which
-//! the previous stage waits, and weight gradients, for which nobody waits, fill the gaps.
+//! Zero bubble (ZB-H1) is 1F1B with deferred weight gradients: a backward first computes the input gradient, which the
+//! previous stage waits for, and weight gradients, which nothing waits for, fill the gaps.
 //!
 //! Source: Qi et al., [2401.10241](https://arxiv.org/abs/2401.10241), section 2.2. Stage r defers the weight gradients
 //! of r micro-batches, so every stage keeps p micro-batches. (ZB-H2 has no bubble, for twice the memory, but needs an

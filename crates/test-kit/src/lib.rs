@@ -1,18 +1,18 @@
-//! What tests of several crates share: numbers to compute with, comparisons, models' parameters, ranks, files.
+//! Helpers that tests of several crates share: numbers to compute with, comparisons, models' parameters, ranks, files.
 //!
 //! Tests use it as a dev-dependency, so no program contains it.
 //!
 //! | For | Here |
 //! |---|---|
 //! | pseudo-random numbers, the same in every run | [`random`], [`eighths`], [`noise`], [`Random`] |
-//! | numbers up to rounding | [`assert_close`], [`largest`], [`worst`] |
+//! | comparison of numbers up to rounding | [`assert_close`], [`largest`], [`worst`] |
 //! | how far parameters move in a step | [`moved`], [`assert_moves`] |
 //! | memory that a test holds | [`memory::Counting`] |
 //! | files | [`reference()`], [`text_folder`] |
 //! | tiny models | [`tiny`] |
 //! | tests of timeouts | [`patiently`] |
 //!
-//! With the feature `tensors`, which takes Burn:
+//! With the feature `tensors`, which depends on Burn:
 //!
 //! | For | Here |
 //! |---|---|
@@ -26,9 +26,9 @@
 //!
 //! # Unit tests
 //!
-//! A crate may use the kit in its unit tests, too, although the kit depends on `comm` and `fused`. The unit tests of
-//! these two crates then see their own types twice, once through the kit, and can only use what has none of them in its
-//! signature.
+//! A crate may also use the kit in its unit tests, although the kit depends on `comm` and `fused`. The unit tests of
+//! these two crates then see two copies of their own types, one of them through the kit, and can only use items that
+//! have none of these types in their signatures.
 //!
 //! ```
 //! use test_kit::{assert_close, largest, random};

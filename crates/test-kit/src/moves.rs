@@ -21,7 +21,7 @@ pub fn moved(before: &[Vec<f32>], after: &[Vec<f32>]) -> Vec<Vec<f32>> {
 /// distance of adjacent f32 numbers of the parameters' size.
 ///
 /// # Panics
-/// If a number moves otherwise, or if there are more or fewer steps, parameters or numbers than expected.
+/// If a number moves differently, or if there are more or fewer steps, parameters or numbers than expected.
 #[track_caller]
 pub fn assert_moves(what: &str, found: &[Vec<Vec<f32>>], expected: &[Vec<Vec<f32>>], resolution: f32) {
     assert_eq!(found.len(), expected.len(), "{what}: number of steps");

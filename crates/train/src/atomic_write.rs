@@ -1,4 +1,4 @@
-//! Files in folders that may come from somebody else: written whole, and never through a link.
+//! Writes files in folders that may come from someone else: completely, and never through a link.
 
 use safetensors::SafeTensorError;
 use safetensors::tensor::View;
@@ -19,7 +19,7 @@ pub(crate) fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<Fil
     })
 }
 
-/// Reads a regular file; other kinds of file could block, or never end.
+/// Reads a regular file; other kinds of files could block or never end.
 pub(crate) fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     // Opening a pipe without a writer would already block.
     let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;

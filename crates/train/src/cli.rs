@@ -70,7 +70,7 @@ struct ConfigArgs {
     json: bool,
 }
 
-/// The program `train`, to which a program of your own can add families of models.
+/// The program `train`. Your own program can add model families to it.
 #[derive(Debug)]
 pub struct Program(());
 
@@ -80,7 +80,7 @@ pub struct Program(());
 /// use train::cli;
 ///
 /// fn main() -> std::process::ExitCode {
-///     cli().run() // before it, .with::<MyConfig>() for a model of your own
+///     cli().run() // .with::<MyConfig>() before .run() adds your own model
 /// }
 /// ```
 pub fn cli() -> Program {
@@ -88,11 +88,11 @@ pub fn cli() -> Program {
 }
 
 impl Program {
-    /// Adds a family of models, and a preset that has its name and its defaults: `--model NAME`. Its keys are those of
-    /// the section `model`, as in `--set model.KEY=VALUE`.
+    /// Adds a model family, and a preset with the name and the defaults of the family: `--model NAME`. The family's
+    /// keys are those of the section `model`, as in `--set model.KEY=VALUE`.
     ///
     /// # Panics
-    /// If Kiln, or another family that was added, has a model or a preset of this name.
+    /// If Kiln, or a family that was added before, has a model or a preset of this name.
     #[must_use]
     pub fn with<C: Architecture>(self) -> Self {
         add_family::<C>();

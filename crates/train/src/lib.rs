@@ -14,10 +14,10 @@
 //! | `trainer` | the work of a rank: batches, steps, validation, samples |
 //! | `commands` | the subcommands |
 //!
-//! It has no models, no sharding and no kernels of its own: those are crates below it.
+//! Models, sharding and kernels are in the crates below this one.
 //!
-//! The program is this library's [`cli`], to which a program of your own can add a model: see the example `own_model`.
-//! The parts are public so that you can drive a run yourself:
+//! The program is this library's [`cli`]. Your own program can add a model to it: see the example `own_model`. The
+//! parts are public so that you can drive a run yourself:
 //!
 //! ```
 //! use train::config::{Config, Source};
@@ -28,7 +28,7 @@
 //! # Ok::<(), train::config::ConfigError>(())
 //! ```
 //!
-//! A model of your own, in `tiny.rs`, on this command line, `cargo run --example own_model`:
+//! Your own model, in `tiny.rs`, on this command line, `cargo run --example own_model`:
 //!
 //! ```ignore
 #![doc = include_str!("../examples/own_model/main.rs")]

@@ -1,5 +1,5 @@
-//! The name under which the program was started, for the commands in messages: `train`, `kiln`, or that of a program
-//! with models of its own.
+//! The name under which the program was started, for the commands in messages: `train`, `kiln`, or the name of a
+//! program with its own models.
 
 use crate::format::quoted;
 use std::env;

@@ -31,7 +31,7 @@ pub(crate) const HELP: Styles = Styles::styled()
     .valid(AnsiColor::Green.on_default())
     .invalid(AnsiColor::Yellow.on_default());
 
-/// Prints a line to stdout. If the reader is gone (`train ... | head`), the line is dropped, where `println!` would
+/// Prints a line to stdout. If the reader has exited (`train ... | head`), the line is dropped, where `println!` would
 /// panic. If it cannot be written, for example on a full disk, the process exits with an error. On a terminal, control
 /// characters are escaped.
 pub(crate) fn say(line: &str) {
@@ -63,7 +63,7 @@ pub(crate) fn help_width() -> usize {
     columns.or_else(set).unwrap_or(HELP_WIDTH).min(HELP_WIDTH)
 }
 
-/// Writes whole lines to stderr. If the reader is gone (`train ... 2>&1 | head`), the text is dropped, where
+/// Writes whole lines to stderr. If the reader has exited (`train ... 2>&1 | head`), the text is dropped, where
 /// `eprintln!` would panic.
 pub(crate) fn to_stderr(text: &str) {
     let text = shown(text, io::stderr().is_terminal());

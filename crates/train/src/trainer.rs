@@ -44,7 +44,7 @@ pub use pace::Pace;
 /// A rank's part of a step.
 struct Next {
     micro_batches: Vec<Batch>,
-    /// Number of sequences that count in each micro-batch.
+    /// Number of counted sequences in each micro-batch.
     weights: Vec<f64>,
     /// Counts of the whole step, or of this rank's part if the proportions are the same.
     counts: RowCounts,
@@ -125,7 +125,7 @@ fn train(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
         if is_over || stop || is_best || trainer.is_due(done) {
             trainer.save(done, loss, val_loss)?;
         }
-        // A run that has run out of patience has ended, even if it was asked to stop meanwhile.
+        // A run that is out of patience has ended, even if it was asked to stop in the meantime.
         if stop && !ends_early {
             trainer.finish_saving()?;
             trainer.tell_pruned(true);
@@ -153,7 +153,7 @@ struct Trainer<'a> {
     fsdp: Fsdp<Batch>,
     maker: BatchMaker,
     loads: ExpertLoads,
-    /// Expert loads of the last step, over all ranks, as far as requested.
+    /// Expert loads of the last step, over all ranks, if requested.
     load_sums: Vec<f64>,
     /// Whether any rank was asked to stop; known to all ranks.
     stop: bool,
@@ -326,8 +326,8 @@ impl<'a> Trainer<'a> {
         Ok(RowCounts { positions: sums[0], labels: sums[1], squares: sums[2] })
     }
 
-    /// Whether any rank was asked to stop; all ranks get the same answer. For periods without steps, whose messages
-    /// carry it too.
+    /// Whether any rank was asked to stop; all ranks get the same answer. For periods without steps; during steps, the
+    /// step's messages carry the answer.
     fn should_stop(&mut self) -> Result<bool, TrainError> {
         self.stop |= self.fsdp.all_reduce(&[asked_to_stop(self.job)])?[0] > 0.0;
         Ok(self.stop)

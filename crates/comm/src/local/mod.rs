@@ -11,14 +11,14 @@
 //! ```
 //!
 //! A rank posts once, to all ranks, and is woken once. A round of N ranks costs N posts and N - 1 wakes, whatever other
-//! groups do meanwhile. A result that is the same for all ranks is computed once.
+//! groups do at the same time. A result that is the same for all ranks is computed once.
 //!
 //! Ranks that share a device share its memory, and the last rank to arrive computes the common results. If the ranks of
 //! a group have several devices, a round only tells each rank what the others posted. Each rank then copies what it
 //! needs to its own device on its own thread, so all copy at once and each byte moves once.
 //!
-//! A world and all groups that are split off from it share one [`World`]: the first failure in any of them ends them
-//! all.
+//! A world and all groups that are split off from it share one [`World`]: the first failure in any group ends all of
+//! them.
 
 #[cfg_attr(not(feature = "cuda"), path = "no_cards.rs")]
 mod cards;
@@ -54,8 +54,8 @@ pub struct LocalEngine {
 }
 
 impl LocalEngine {
-    /// Creates one engine per device, in rank order; `timeouts` limits how long a rank waits for the others. Autodiff
-    /// of a device is left out: results are not tracked.
+    /// Creates one engine per device, in rank order; `timeouts` limits how long a rank waits for the others. A device's
+    /// autodiff is dropped: results are not tracked.
     pub fn world(devices: Vec<Device>, timeouts: impl Into<Timeouts>) -> Vec<Self> {
         let devices: Vec<Device> = devices.into_iter().map(Device::without_autodiff).collect();
         let (n, world) = (devices.len(), World::new(devices.clone(), timeouts.into()));

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// A tensor that is the same for all ranks.
 pub enum Same {
-    /// It exists, on the one device of all ranks.
+    /// It exists on the device that all ranks share.
     Here(Payload),
     /// The ranks of each device compute it from all ranks' parcels.
     OfParcels(Vec<Parcel>, Made),

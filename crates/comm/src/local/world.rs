@@ -21,7 +21,7 @@ pub struct World {
 
 #[derive(Default)]
 struct WorldState {
-    /// Groups, from the first rank's joining to the last one's leaving.
+    /// Groups; each exists from when its first rank joins until its last rank leaves.
     groups: HashMap<GroupId, Arc<Group>>,
     /// Number of engines per rank, over all groups. A rank leaves the world with its last engine, not group by group,
     /// because a failing rank drops the engines of its groups before it can report why it fails.
@@ -131,7 +131,7 @@ fn end(failed: &mut Option<Arc<Failure>>, groups: &mut [LockedGroup], failure: F
 }
 
 /// Returns the ranks to blame for `missing` ranks. A missing rank that itself waits for others, in any group, is
-/// replaced by those. Ranks that wait for each other in a cycle are all to blame.
+/// replaced by the ranks that it waits for. Ranks that wait for each other in a cycle are all to blame.
 fn to_blame(groups: &[LockedGroup], missing: Vec<usize>) -> Vec<usize> {
     let mut waits = BTreeMap::<usize, Vec<usize>>::new();
     for (group, state) in groups {

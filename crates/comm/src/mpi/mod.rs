@@ -364,6 +364,6 @@ impl Drop for MpiEngine {
         for tag in [Tag::Header, Tag::MailHeader] {
             marks.send(Header::LEFT.to_bytes(), self.others().map(|(_, to)| to), self.tag(tag));
         }
-        let _ = marks.done(); // so short, they are sent at once; if not, dropping the rest only leaks 64 bytes
+        let _ = marks.done(); // messages this short are sent at once; if not, dropping them only leaks 64 bytes
     }
 }

@@ -46,7 +46,7 @@ pub(super) struct World {
 struct Failure {
     failed: usize,
     reason: String,
-    /// The marks that tell the others, if this rank was the first to notice.
+    /// The marks that notify the others, if this rank was the first to notice.
     marks: Option<Transfers>,
 }
 
@@ -108,8 +108,8 @@ impl MpiWorld {
     /// Runs `work` as this process's rank, as [`run_ranks`](crate::run_ranks) does for ranks that are threads.
     ///
     /// # Errors
-    /// Returns an error if this rank returns an error or panics. The others are told, but wait in MPI for this process
-    /// to end; [`abort_process`](Self::abort_process) ends that wait.
+    /// Returns an error if this rank returns an error or panics. The others are notified, but wait in MPI for this
+    /// process to end; [`abort_process`](Self::abort_process) ends that wait.
     pub fn run<T, E: Error + 'static>(
         &self,
         device: Device,
@@ -146,14 +146,14 @@ impl Drop for MpiWorld {
 }
 
 impl World {
-    /// Returns the next header that a rank has sent with a tag, if one is there; the inner `None` means that it is not
-    /// a header.
+    /// Returns the next header that a rank has sent with a tag, if one has arrived; the inner `None` means that it is
+    /// not a header.
     pub fn receive_header(&self, from: usize, tag: i32) -> Option<Option<Header>> {
         let message = self.universe.world().process_at_rank(from as Rank).immediate_matched_probe_with_tag(tag)?;
         Some(Header::from_bytes(&receive(message)))
     }
 
-    /// Ends the world, unless it has already ended, and tells the other ranks.
+    /// Ends the world, unless it has already ended, and notifies the other ranks.
     pub fn fail(&self, failed: usize, reason: String) {
         self.poll_marks();
         self.lock().get_or_insert_with(|| {
@@ -186,7 +186,7 @@ impl World {
     }
 }
 
-/// Most bytes of a reason; short messages are sent without waiting for the receiver.
+/// Maximum length of a reason in bytes; short messages are sent without waiting for the receiver.
 const MAX_REASON: usize = 1024;
 
 fn receive(message: (Message, Status)) -> Vec<u8> {

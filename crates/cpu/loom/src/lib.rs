@@ -1,6 +1,6 @@
 //! A loom model of the thread team: a leader and its helpers in every interleaving with at most three preemptions. It
-//! checks that only threads inside a loop use the loop's memory, that every task runs once, and that the helpers a
-//! leader counts on arrive.
+//! checks that only threads inside a loop use the loop's memory, that every task runs once, and that every helper that
+//! a leader counts on arrives.
 #![cfg(test)]
 
 #[path = "../../src/team/shared.rs"]

@@ -25,7 +25,7 @@ impl<'a, T: Element> Finish<'a, T> {
     /// element of the whole `C`.
     ///
     /// # Safety
-    /// The rectangle must be inside of everything that the epilogue reads and writes, the sums must be set, and nothing
+    /// The rectangle must be inside everything that the epilogue reads and writes, the sums must be set, and nothing
     /// else may use them.
     #[inline(always)]
     pub unsafe fn rows(

@@ -18,7 +18,8 @@
 /// the first-level cache (32 KiB or 48 KiB) while the panels of `B` (32 KiB each) stream past it from the second level.
 pub const KC: usize = 256;
 
-/// The most units between the columns of a panel of `A` packed by columns: one cache line, more than any `MR`.
+/// The maximum number of units between the columns of a panel of `A` packed by columns: one cache line, more than any
+/// `MR`.
 pub const MAX_PITCH: usize = 16;
 
 /// How many steps ahead the kernel prefetches rows of `B`: 8 · 14 cycles cover the latency of the second-level cache.
@@ -119,7 +120,7 @@ impl Ahead {
 
 // The caller guarantees the instructions of `V` and the panels that `Tile` describes.
 impl Tile {
-    /// Prefetches the tile of `C`, so that it arrives while the sums are computed.
+    /// Prefetches the tile of `C`, so it arrives while the sums are computed.
     #[inline(always)]
     pub unsafe fn prefetch_c<V: Vector, const M: usize>(&self) {
         for i in 0..M {

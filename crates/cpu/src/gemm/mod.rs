@@ -16,10 +16,10 @@
 //! ```
 //!
 //! Nothing else affects it: neither `m` nor `n`, nor the position `(i, j)`, nor the other products of the list, nor the
-//! number of threads. So a row has the same bits alone and in a batch. Sums in blocks are also more accurate than one
-//! long chain: rounding errors grow with `KC + k / KC` instead of `k`. Everything between packing and the last rounding
-//! is `f32`, also for 16-bit elements. (A machine without FMA instructions rounds the product too; the order is the
-//! same, but its bits differ.)
+//! number of threads. So the result of a row is bitwise the same alone and in a batch. Sums in blocks are also more
+//! accurate than one long chain: rounding errors grow with `KC + k / KC` instead of `k`. Everything between packing and
+//! the last rounding is `f32`, even for 16-bit elements. (A machine without FMA instructions also rounds the product;
+//! the order is the same, but the bits differ.)
 //!
 //! If the processor has AVX512-BF16, `bf16` values are processed in pairs, and a block has `KC` pairs:
 //!
@@ -40,8 +40,8 @@
 //!
 //! The structure is that of BLIS: `kernel` holds a small tile of `C` in registers and loops over one block of `k`;
 //! `pack` copies blocks of `A` and `B` into the order in which the kernel reads them; `run` computes one rectangle of a
-//! `C` with both, and finishes its rows with `epilogue`; `task` splits the products into such rectangles of similar
-//! size. Each thread takes the next task until none is left.
+//! `C` with both, and finishes its rows with `epilogue`; `task` splits the products into such rectangles, all of
+//! similar size. Each thread takes the next task until none is left.
 
 mod epilogue;
 mod kernel;

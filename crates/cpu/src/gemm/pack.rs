@@ -46,7 +46,7 @@ pub unsafe fn pack_a<T: Element, V: Vector>(
                 // SAFETY: this is a hint.
                 unsafe { V::prefetch(a.data.as_ptr().wrapping_add(start + AHEAD * a.col_stride).cast()) }
                 let last = (ks.end - 1).min(k + V::DEPTH - 1) * a.col_stride + rows.start;
-                // A whole vector is one instruction, and extra rows do no harm.
+                // A whole vector is one instruction, and extra rows are harmless.
                 let to = if last + V::PITCH <= a.data.len() { to } else { &mut to[..rows.len()] };
                 // SAFETY: the caller guarantees it.
                 unsafe { across::<T, V>(a.data, start, a.col_stride, ks.end - k, to) }

@@ -23,11 +23,11 @@ use std::any::TypeId;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Most columns at a time: a block of `B` then takes 256 · 512 · 4 B = 512 KiB.
+/// Maximum number of columns at a time: a block of `B` then takes 256 · 512 · 4 B = 512 KiB.
 pub const MAX_COLS: usize = 512;
-/// Most rows at a time. Packing `B` costs about half a cycle per element (it comes from the third-level cache), and
-/// each of these rows computes with the element for 1/32 of a cycle: 2 %. More rows would need more scratch for 16-bit
-/// products.
+/// Maximum number of rows at a time. Packing `B` costs about half a cycle per element (it comes from the third-level
+/// cache), and each of these rows computes with the element for 1/32 of a cycle: 2 %. More rows would need more scratch
+/// for 16-bit products.
 pub const MAX_ROWS: usize = 1024;
 /// Columns are split at multiples of this, so that no tile is split.
 pub const UNIT: usize = 32;

@@ -9,7 +9,7 @@ use crate::{Element, team};
 use std::ops::Range;
 
 /// Target number of tasks per thread for several products, which may differ in size. A single product is split into one
-/// task per thread: more tasks would balance better if other work holds up some threads, but smaller tasks pack more.
+/// task per thread: more tasks would balance better if other work delays some threads, but smaller tasks pack more.
 const TASKS_PER_THREAD: usize = 3;
 /// Number of multiply-adds below which another task costs more than it gains (some ten microseconds of one core).
 const MIN_WORK: usize = 1 << 20;
@@ -26,7 +26,7 @@ pub fn multiply<T: Element>(list: Vec<(Product<'_, T>, Epilogue<'_, T>)>) {
     for (job, (product, _)) in list.iter().enumerate() {
         cut(job, product, work(product).div_ceil(size).max(1), &mut tasks);
     }
-    // The largest come first, so that the last ones to finish are small.
+    // The largest tasks come first, so the last ones to finish are small.
     tasks.sort_by_key(|task| std::cmp::Reverse(task.work));
     let jobs: Vec<_> = list.into_iter().map(|(product, epilogue)| Job::new(product, epilogue)).collect();
     let run = best_run::<T>();

@@ -50,8 +50,8 @@ thread_local! {
     static HELPS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls `f` with each of `0..tasks`, in any order, on all threads of the current pool. A loop inside of another one,
-/// or inside of a job that a helper runs meanwhile, runs on its thread alone.
+/// Calls `f` with each of `0..tasks`, in any order, on all threads of the current pool. A loop inside another loop, or
+/// inside a job that a helper runs in the meantime, runs on its own thread only.
 ///
 /// # Panics
 /// If `f` panics, with its panic, after all threads have left `f`.
@@ -97,7 +97,7 @@ impl Team {
 
     /// Runs a helper: the leader's loops, and jobs of the pool between them.
     fn help(&self) {
-        // A thread that picks up this job while it waits for something else would wait for the wrong thing.
+        // A thread that picks up this job while it waits for something else would then wait for the wrong thing.
         let last = if thread::current().id() != self.leader && !HELPS.replace(true) {
             let mut seen = 0;
             let last = loop {

@@ -1,5 +1,5 @@
-//! The state that a leader and its helpers share, separate from how they wait: the current loop, who is inside it, who
-//! helps.
+//! The state that a leader and its helpers share, separate from how they wait: the current loop, who is inside it, and
+//! who helps.
 //!
 //! ```text
 //! leader   publish ─> work ───────────> withdraw the loop ─> wait until nobody is inside ─> the loop's memory is free
@@ -56,7 +56,7 @@ pub(super) struct Crew {
     state: Mutex<State>,
     /// Number of loops so far; helpers watch it for a new one.
     loops: AtomicUsize,
-    /// Number of helpers inside of the current loop.
+    /// Number of helpers inside the current loop.
     inside: AtomicUsize,
 }
 
@@ -93,7 +93,7 @@ impl Crew {
         Self { state: Mutex::new(state), loops: AtomicUsize::new(0), inside: AtomicUsize::new(0) }
     }
 
-    /// Opens a loop to helpers, of which there should be this many. Returns `None` if another loop is open.
+    /// Opens a loop to this many helpers. Returns `None` if another loop is open.
     pub fn publish<'a>(&'a self, share: &'a Loop<'_>, helpers: usize) -> Option<Published<'a>> {
         let mut state = lock(&self.state);
         if state.current.is_some() {

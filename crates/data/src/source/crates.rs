@@ -93,7 +93,7 @@ fn version_numbers(version: &str) -> Vec<u64> {
     release.split('.').map(|number| number.parse().unwrap_or(0)).collect()
 }
 
-/// Finds `registry/*/NAME-VERSION`. The middle folder is named after the registry, and a mirror has another name.
+/// Finds `registry/*/NAME-VERSION`. The middle folder is named after the registry, and a mirror has a different name.
 fn crate_folder(registry: &Path, name: &str, version: &str) -> Result<PathBuf, DataError> {
     let found = fs::read_dir(registry).ok().and_then(|entries| {
         let folders = entries.flatten().map(|entry| entry.path().join(format!("{name}-{version}")));

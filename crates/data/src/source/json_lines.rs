@@ -64,7 +64,7 @@ pub fn read(file: &TextFile, field: &str, counts: &Counts, emit: Emit<'_>) -> Re
 
 fn not_json(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    // What the parser says of half a surrogate pair.
+    // The parser's messages for half a surrogate pair.
     match ["lone leading surrogate", "unexpected end of hex escape"].iter().any(|half| text.starts_with(half)) {
         true => {
             let column = error.column();

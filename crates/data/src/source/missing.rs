@@ -1,4 +1,4 @@
-//! Advice for a name that leads to nothing on this machine.
+//! Advice for a name that matches nothing on this machine.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -60,7 +60,7 @@ fn is_path(owner: &str, repository: &str) -> bool {
     is_file || !of_hub(owner) || !of_hub(repository) || Path::new(owner).exists()
 }
 
-/// A named source, or a file in the folder of `source`, that may be meant.
+/// A named source, or a file in the folder of `source`, that the user may have meant.
 fn similar(source: &str) -> Option<String> {
     let lower = source.to_lowercase();
     let path = Path::new(source);
@@ -104,7 +104,7 @@ mod tests {
             let found = get(name).unwrap();
             assert!(found.starts_with("only files of this machine are read") && found.contains(command), "{found}");
         }
-        // The tests run beside a folder `src`.
+        // The tests run in a folder that contains `src`.
         for path in ["gpt3", "data/a.txt", "./a/b", "../b", "/a/b", "a/b/c", "src/none", "a b/c", ""] {
             assert_eq!(get(path), None, "{path}");
         }

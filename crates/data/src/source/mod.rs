@@ -225,7 +225,7 @@ impl TextSource {
     }
 }
 
-/// Adds bytes and their number, so that no two lists of parts hash alike.
+/// Adds bytes and their number, so that no two lists of parts have the same hash.
 pub fn hash_part(hash: &mut Sha256, bytes: &[u8]) {
     hash.update((bytes.len() as u64).to_le_bytes());
     hash.update(bytes);

@@ -21,10 +21,10 @@ use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 use parquet::schema::types::ColumnDescriptor;
 
-/// Most bytes that a page may unpack to. Writers aim at 1 MB, some at 100 MB.
+/// Maximum unpacked size of a page in bytes. Writers aim at 1 MB, some at 100 MB.
 const PAGE_BYTES: u64 = 256 << 20;
 
-/// Most values of a page and of a dictionary. The crate takes 4 and about 40 bytes for each.
+/// Maximum number of values in a page and in a dictionary. The crate takes 4 and about 40 bytes for each.
 const PAGE_VALUES: u64 = 16 << 20;
 const DICTIONARY_VALUES: u64 = 4 << 20;
 

@@ -67,7 +67,7 @@ fn next_rows(
     let (mut levels, mut values) = (Vec::new(), Vec::new());
     let (read, _, _) = rows.read_records(ROWS, nullable.then_some(&mut levels), None, &mut values)?;
     let mut values = values.into_iter();
-    // In a column outside of groups, level 0 is a null.
+    // In a column outside groups, level 0 is a null.
     let row = |index: usize| if levels.get(index).is_some_and(|&level| level == 0) { None } else { values.next() };
     Ok(((0..read).map(row).collect(), read))
 }

@@ -69,8 +69,8 @@ pub fn cut(text: &str) -> Option<usize> {
     (1..bytes.len()).rev().find(harmless).or_else(|| (1..bytes.len()).rev().find(passable))
 }
 
-/// Where to cut text that may continue. None: read on first. Something always remains after the cut, so that the
-/// document can end with it if nothing follows.
+/// Where to cut text that may continue. None: read on first. Some text always remains after the cut, so the document
+/// can end with it if nothing follows.
 pub fn cut_stream(text: &str) -> Option<usize> {
     let last = || text.char_indices().next_back().map(|(at, _)| at);
     cut(text).or_else(|| if text.len() >= MAX_BYTES { last() } else { None })

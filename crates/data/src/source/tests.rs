@@ -1,4 +1,4 @@
-//! Tests of sources: which text files, folders and names give.
+//! Tests of sources: the text that files, folders and names provide.
 
 use std::io::Write;
 

@@ -13,13 +13,14 @@ use super::files::{Compression, TextFile};
 use super::pieces::{self, Emit, Piece};
 use crate::DataError;
 
-/// How many times its size a compressed file may unpack to. Text shrinks to a third or a tenth, logs to a fiftieth.
+/// Maximum unpacked size of a compressed file, as a multiple of its size. Text shrinks to a third or a tenth, logs to a
+/// fiftieth.
 const MOST_TIMES: u64 = 200;
 
-/// What any file may unpack to, however small: repetitive text shrinks further.
+/// Unpacked size that every file may have, however small it is: repetitive text shrinks further.
 const FREE_BYTES: u64 = 64 << 20;
 
-/// What no file may exceed.
+/// Unpacked size that no file may exceed.
 const MOST_BYTES: u64 = 1 << 40;
 
 /// Emits a text file as one document.
@@ -61,7 +62,7 @@ pub fn open<'a>(file: &TextFile, count: &'a AtomicU64) -> Result<Box<dyn BufRead
     let unpacked: Box<dyn Read + 'a> = match file.compression {
         None => return Ok(Box::new(raw)),
         Some(Compression::Gzip) => Box::new(MultiGzDecoder::new(raw)),
-        // It needs at most 128 MiB itself, whatever the file says.
+        // The decoder itself needs at most 128 MiB, whatever the file says.
         Some(Compression::Zstd) => Box::new(zstd::Decoder::with_buffer(raw).map_err(failed)?),
     };
     Ok(Box::new(BufReader::with_capacity(1 << 18, Limited { unpacked, packed, bytes: 0 })))

@@ -41,7 +41,7 @@ pub fn tokenizer_json(tokenizer: &Tokenizer) -> String {
     }
 }
 
-/// The byte or character tokenizer in a folder, or beside the given file. None for any other tokenizer.
+/// The byte or character tokenizer in a folder, or next to the given file. None for any other tokenizer.
 pub fn load(path: &Path) -> Result<Option<Kind>, DataError> {
     let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
     let path = folder.join(JSON);

@@ -41,7 +41,7 @@ thread_local! {
 #[derive(Clone)]
 pub struct HuggingFace {
     tokenizer: Arc<tokenizers::Tokenizer>,
-    /// Set if the file brings its own regular expressions.
+    /// Set if the file contains its own regular expressions.
     patterns: Option<Arc<Patterns>>,
     /// Set if the tokenizer splits text like GPT-2's: a unique number for the cache, and the names that must not be
     /// split.

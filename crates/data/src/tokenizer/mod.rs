@@ -44,7 +44,7 @@ impl Tokenizer {
     }
 
     /// Opens the tokenizer in a folder: one written by [`save`](Self::save), a Hugging Face `tokenizer.json`, or
-    /// GPT-2's `vocab.json` and `merges.txt`. The path of a `tokenizer.json` works too.
+    /// GPT-2's `vocab.json` and `merges.txt`. The path of a `tokenizer.json` also works.
     ///
     /// # Errors
     /// If there are no such files, or they are not a tokenizer.
@@ -125,7 +125,7 @@ impl Tokenizer {
     pub fn decode(&self, tokens: &[u32]) -> String {
         match &self.0 {
             Kind::Byte => {
-                // 0xFF occurs in no UTF-8 text, so an id above 255 is replaced too.
+                // 0xFF occurs in no UTF-8 text, so an id above 255 is also replaced.
                 let bytes: Vec<u8> = tokens.iter().map(|&token| u8::try_from(token).unwrap_or(0xFF)).collect();
                 String::from_utf8_lossy(&bytes).into_owned()
             }

@@ -6,7 +6,7 @@
 //! characters to the regular expression, up to the next place where a word surely ends: after an ASCII letter, and
 //! before a line break or before a space and a letter.
 
-/// A part of a text that is encoded by itself.
+/// A part of a text that is encoded separately.
 #[derive(Debug, PartialEq, Eq)]
 pub enum TextPart<'a> {
     /// One word.

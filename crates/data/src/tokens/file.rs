@@ -6,7 +6,7 @@
 //! ```
 //!
 //! All numbers are little-endian. Files stay open and are read at each batch's position, not mapped. So a file that is
-//! truncated while in use, or a failing disk, is an error and does not end the process.
+//! truncated while in use, or a failing disk, causes an error instead of ending the process.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};

@@ -143,7 +143,7 @@ impl Tensors {
         self.map(|any| each!(any, x => x.autodiff().require_grad()))
     }
 
-    /// Returns the same values outside of any graph.
+    /// Returns the same values outside any graph.
     pub(crate) fn detached(&self) -> Self {
         self.clone().map(|any| each!(any, x => x.without_autodiff()))
     }

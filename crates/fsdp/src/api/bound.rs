@@ -174,7 +174,7 @@ impl ModuleVisitor for TakeGradients<'_> {
     }
 }
 
-/// Takes values one at a time, so that a module with lazily initialized parameters never holds all of them.
+/// Takes values one at a time, so a module with lazily initialized parameters never holds all of them.
 struct Take<'a>(&'a mut dyn FnMut(Tensor<1>));
 
 impl ModuleMapper for Take<'_> {

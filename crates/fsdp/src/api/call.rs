@@ -26,7 +26,7 @@ pub(crate) struct Function<B> {
 /// The function of a call, of a module of any type.
 pub(crate) type Forward<B> = Box<dyn Fn(&dyn Any, Option<Tensors>, &B) -> Output>;
 
-/// What a call in the middle of a forward returns: [`Activations`], or a pair of them and a loss of its own, `[1]`,
+/// What a call in the middle of a forward returns: [`Activations`], or a pair of them and an auxiliary loss, `[1]`,
 /// which is added to the model's.
 pub trait CallOutput {
     /// What the next call gets.
@@ -135,7 +135,7 @@ pub(crate) struct Activation {
 pub struct Loss {
     /// `[1]`: the model's loss.
     pub loss: Tensor<1>,
-    /// `[1]`: a loss that is added to it, and reported with the other calls' own losses.
+    /// `[1]`: a loss that is added to the model's loss, and reported together with the losses that other calls add.
     pub aux: Option<Tensor<1>>,
 }
 
@@ -203,7 +203,7 @@ impl Output {
         is_ok && aux.clone().is_none_or(is_finite)
     }
 
-    /// Returns the same values outside of any graph.
+    /// Returns the same values outside any graph.
     pub fn detached(&self) -> Output {
         let inner = |aux: &Option<Tensor<1>>| aux.clone().map(Tensor::without_autodiff);
         match self {

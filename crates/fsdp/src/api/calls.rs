@@ -74,7 +74,7 @@ impl<M: 'static, B: 'static> Calls<M, B> {
         self.push(path, part, Role::First, of_first(forward));
     }
 
-    /// Adds the next call: from an activation to an activation, with or without a loss of its own.
+    /// Adds the next call: from an activation to an activation, with or without an auxiliary loss.
     pub fn then<P: Module + 'static, X: Activations, Y: CallOutput>(
         &mut self,
         path: impl Into<String>,
@@ -112,7 +112,8 @@ impl<M: 'static, B: 'static> Calls<M, B> {
         });
     }
 
-    /// Applies the first `end` calls to a whole model. Returns the last one's activation; auxiliary losses are dropped.
+    /// Applies the first `end` calls to a whole model. Returns the last call's activation; auxiliary losses are
+    /// dropped.
     ///
     /// # Panics
     /// If one of the calls returns the model's loss, if the last one returns other tensors, if `end` is 0, or if there
@@ -124,7 +125,8 @@ impl<M: 'static, B: 'static> Calls<M, B> {
         }
     }
 
-    /// Applies all calls to a whole model. Returns the last one's loss and the sum of all other losses, `[1]` each.
+    /// Applies all calls to a whole model. Returns the last call's loss and the sum of all auxiliary losses, `[1]`
+    /// each.
     ///
     /// # Panics
     /// If the list does not end with the call of a loss.

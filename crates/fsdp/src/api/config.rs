@@ -114,8 +114,8 @@ pub enum Prefetch {
     Post,
 }
 
-/// How a model is cut over the stages of a pipeline, which have the same number of ranks, and the order in which they
-/// work.
+/// How a model is divided among the stages of a pipeline, which have the same number of ranks, and the order in which
+/// the stages work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipelineConfig {
     /// Number of stages; 1 for no pipeline.
@@ -181,8 +181,8 @@ pub struct FsdpConfig {
     /// The types in which parameters are gathered and gradients are reduced.
     pub precision: Precision,
     /// Whether shards, gradients and optimizer state rest in CPU memory, where the optimizer also steps. Gradients of
-    /// micro-batches are accumulated there too; with fp32 reductions over several ranks, the order of additions differs
-    /// from that without offload.
+    /// micro-batches are also accumulated there; with fp32 reductions over several ranks, the order of additions
+    /// differs from that without offload.
     pub cpu_offload: bool,
     /// When the forward gathers parameters.
     pub forward_prefetch: Prefetch,
@@ -262,8 +262,8 @@ impl FsdpConfig {
         !shards.gradients || self.no_sync.unwrap_or(shards.parameters && self.keeps_gathered())
     }
 
-    /// Returns whether gathered parameters stay until the last micro-batch's backward: in a pipeline some micro-batch
-    /// needs them most of the time.
+    /// Returns whether gathered parameters stay until the last micro-batch's backward: in a pipeline, some micro-batch
+    /// needs them at most times.
     pub(crate) fn keeps_gathered(&self) -> bool {
         self.pipeline.stages > 1 || self.pipeline.schedule.splits_backward()
     }

@@ -9,7 +9,7 @@ pub(crate) type NamedShape = (String, Vec<usize>);
 /// A parameter of a module.
 #[derive(Debug, Clone)]
 pub(crate) struct ModuleParam {
-    /// Path of fields from the module; in a unit, behind the unit's name and a dot.
+    /// Path of fields from the module; in a unit, it follows the unit's name and a dot.
     pub name: String,
     pub shape: Vec<usize>,
     /// Whether the module wants its gradient, as [`Module::freeze`] and [`Module::unfreeze`] set it.
@@ -40,7 +40,7 @@ pub(crate) fn random_layers<M: Module>(module: &M) -> Vec<String> {
 /// Returns the paths of buffers, which a forward in training changes: [`RunningState`](burn::module::RunningState)s, as
 /// in Burn's `BatchNorm`.
 ///
-/// Burn shows a buffer as a parameter, but one that keeps its id whatever a mapper returns.
+/// Burn presents a buffer as a parameter, but one that keeps its id whatever a mapper returns.
 pub(crate) fn buffers<M: Module>(module: &M) -> Vec<String> {
     let (before, after) = (Content::of(module), Content::of(&module.clone().map(&mut NewIds)));
     let ids = before.ids.iter().zip(&after.ids);

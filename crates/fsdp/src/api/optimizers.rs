@@ -8,12 +8,13 @@ use fused::FusedAdamW;
 use std::fmt;
 use std::sync::Arc;
 
-/// An optimizer of Burn that steps every element by itself, so that a part of a parameter moves as the whole would.
+/// An optimizer of Burn that updates each element independently, so a part of a parameter is updated as it would be
+/// within the whole.
 ///
-/// Of Burn's own optimizers these do; `Adafactor`, `Lamb`, `LBFGS` and `Muon` combine a parameter's elements, which lie
-/// on several ranks. Implement it for an optimizer of your own only if [`Optimizer::step`] computes an element's new
-/// value and state from that element's value, gradient and state alone, and if the tensors of its state have the shape
-/// of the parameter.
+/// Of Burn's own optimizers, those listed here do so; `Adafactor`, `Lamb`, `LBFGS` and `Muon` combine a parameter's
+/// elements, which are on several ranks. Implement it for your own optimizer only if [`Optimizer::step`] computes an
+/// element's new value and state from that element's value, gradient and state alone, and if the tensors of its state
+/// have the shape of the parameter.
 pub trait Elementwise: Optimizer {}
 
 impl Elementwise for AdaGrad {}
@@ -24,10 +25,10 @@ impl Elementwise for Lion {}
 impl Elementwise for RmsProp {}
 impl Elementwise for Sgd {}
 
-/// The optimizers of a model's parameters: one for all, or others for some groups.
+/// The optimizers of a model's parameters: one for all, or separate ones for some groups.
 ///
-/// [`FusedAdamW`], the default, is Kiln's own: it makes a step in one pass, and decays matrices only. Optimizers of Burn
-/// treat all parameters of their group alike.
+/// [`FusedAdamW`], the default, is Kiln's own: it makes a step in one pass, and applies weight decay to matrices only.
+/// Burn's optimizers treat all parameters of their group alike.
 ///
 /// ```
 /// use burn::optim::{AdamWConfig, SgdConfig};
@@ -95,7 +96,7 @@ impl Optimizers {
 
     /// Gives the parameters for which `applies` returns `true` to another optimizer, which gets the learning rate of
     /// the step times `lr_factor`. The arguments of `applies` are a parameter's name (the unit's name, a dot, the path
-    /// of fields) and its shape. The group that was added last comes first.
+    /// of fields) and its shape. If several groups apply, the one that was added last takes precedence.
     pub fn with_group(
         mut self,
         applies: impl Fn(&str, &[usize]) -> bool + Send + Sync + 'static,

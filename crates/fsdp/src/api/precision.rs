@@ -46,7 +46,7 @@ pub struct Precision {
 
 /// Scales the losses of a run that computes or reduces in fp16, like PyTorch's `GradScaler`. If a gradient overflows,
 /// the factor is halved and the step skipped; after 2000 steps without overflow the factor is doubled. The factor is at
-/// least 1: a number that is not finite at 1 is not a matter of scale.
+/// least 1: a number that is not finite with factor 1 is not caused by the scale.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LossScaling(Option<LossScale>);
 

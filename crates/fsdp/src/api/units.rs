@@ -47,7 +47,7 @@ pub(crate) type ShapeOf<B> = dyn Fn(&B) -> [usize; 2];
 /// Returns how tensor-parallel ranks split a parameter, by its name.
 type TensorShardOf = dyn Fn(&str) -> Option<TensorShard>;
 
-/// Selects by name the parameters that are kept differently from others.
+/// Selects, by name, the parameters that are kept differently.
 pub(crate) struct ParameterRules {
     is_expert: Box<dyn Fn(&str) -> bool>,
     is_fp32: Box<dyn Fn(&str) -> bool>,
@@ -147,7 +147,7 @@ impl<B: 'static> Units<B> {
         self.first_error = first_error;
     }
 
-    /// Splits the matrices and vectors for whose names `tensor_shard` returns how. Each of
+    /// Splits the matrices and vectors for whose names `tensor_shard` returns a split. Each of
     /// [`FsdpConfig::tp`](crate::FsdpConfig) ranks holds a part, and the function of a call gets that part and returns
     /// values for this rank's rows. Losses that it returns are this rank's shares, which add up.
     pub fn tensor_parallel(&mut self, tensor_shard: impl Fn(&str) -> Option<TensorShard> + 'static) {
@@ -193,7 +193,7 @@ impl<B: 'static> Units<B> {
         self.push(unit.index, Role::First, of_first(forward));
     }
 
-    /// Adds the next call of a forward: from an activation to an activation, with or without a loss of its own.
+    /// Adds the next call of a forward: from an activation to an activation, with or without an auxiliary loss.
     pub fn then<M: Module + 'static, X: Activations, Y: CallOutput>(
         &mut self,
         unit: UnitId<M>,

@@ -9,8 +9,8 @@
 //! While a call computes, the next one's parameters are being gathered, so at most two units are gathered at a time.
 //! The last call's parameters stay until its backward, which follows at once.
 //!
-//! In a pipeline, gathered parameters stay until the backward of the last micro-batch, because some micro-batch needs
-//! them most of the time.
+//! In a pipeline, gathered parameters stay until the backward of the last micro-batch, because at most times some
+//! micro-batch needs them.
 //!
 //! Under [`Strategy::Block`](crate::Strategy::Block) every rank goes through all calls, because it contributes a shard
 //! of each unit and receives a part of each gradient. It computes only its own calls and sends the activation on.
@@ -42,7 +42,7 @@ use std::ops::Range;
 pub(crate) struct Losses {
     /// The loss that the last call returned, `[1]`.
     pub loss: Option<Tensor<1>>,
-    /// The sum of the calls' own losses.
+    /// The sum of the calls' auxiliary losses.
     pub aux: Option<Tensor<1>>,
 }
 

@@ -47,9 +47,9 @@ pub(crate) struct Interpreter<'a, B> {
 /// The time that a step's forwards and backwards took on a rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StageTimes {
-    /// Time spent on computing and on waiting for other ranks of the stage.
+    /// Time spent computing and waiting for other ranks of the stage.
     pub computing: Duration,
-    /// Time spent on waiting for another stage, and at the end for all ranks: the rank's part of the pipeline's bubble,
+    /// Time spent waiting for another stage and, at the end, for all ranks: the rank's part of the pipeline's bubble,
     /// and messages.
     pub waiting: Duration,
 }
@@ -158,7 +158,7 @@ impl<B> Interpreter<'_, B> {
             let (ranks, plan) = (self.runner.world.world_size() / self.pipeline.stages(), self.runner.plan);
             let from = stage * ranks + plan.rank % ranks;
             let error = FsdpError::Shape { rank: plan.rank, from, found, expected };
-            // Other messages that were sent with it are of no use.
+            // Other messages of the same send can no longer be used.
             self.runner.world.abort(&error.to_string());
             return Err(error);
         }

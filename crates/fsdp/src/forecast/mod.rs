@@ -185,7 +185,7 @@ impl SimulatedStep<'_> {
         self.here().flat_map(unit).collect()
     }
 
-    /// Holds new replicas: while units step, those of two units (or of the only one) exist beside the old ones.
+    /// Holds new replicas: while units step, those of two units (or of the only one) exist in addition to the old ones.
     fn new_replicas(&self) -> MemoryGuard {
         let replica = |class: &Class| if class.replicates(self.config) { class.whole } else { 0 };
         let replicas: Vec<usize> = self.here().map(|unit| unit.trained().map(replica).sum()).collect();

@@ -1,4 +1,4 @@
-//! What a rank shares with which ranks: bytes at rest and bytes received per step, in closed form.
+//! What a rank shares with each group of ranks: bytes at rest and bytes received per step, in closed form.
 //!
 //! Consider a class of a unit's parameters with S shards of n elements, R copies of each shard, M micro-batches, p
 //! bytes per element in computation and r bytes per element in reductions. Per step a rank receives
@@ -14,7 +14,7 @@
 //! ```
 //!
 //! and the bytes that the model's calls receive themselves, counted again if the forward is run again. Control numbers
-//! (losses, norms, numbers of micro-batches) are left out: some hundred bytes per step.
+//! (losses, norms, numbers of micro-batches) are left out: a few hundred bytes per step.
 
 use super::shapes::{Class, ShapeCall, Shapes};
 use crate::groups::placement::axes_of;
@@ -29,7 +29,7 @@ use std::ops::Range;
 pub struct CallTraffic {
     /// Bytes of its output, which another rank may need.
     pub output: usize,
-    /// Bytes that its forward receives in collectives of its own, by axis and collective.
+    /// Bytes that its forward receives in its own collectives, by axis and collective.
     pub forward: Received,
     /// The same for its backward.
     pub backward: Received,

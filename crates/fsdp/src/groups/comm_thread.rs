@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-/// A rank's communication beside its computation, with a separate order for each kind: parameters that the rank waits
-/// for do not queue behind gradients, for which nobody waits.
+/// A rank's communication during its computation, with a separate queue for each kind: parameters, which the rank waits
+/// for, do not queue behind gradients, which nothing waits for.
 pub(crate) struct CommStreams {
     /// Parameters that are about to be used in computation.
     pub gather: CommThread,
@@ -28,7 +28,7 @@ impl CommStreams {
 /// A thread on which a rank communicates, so that collectives run while the rank computes.
 ///
 /// Jobs run one after another in the order of submission. Every rank submits the same collectives in the same order,
-/// and collectives require nothing more.
+/// which is all that collectives require.
 pub(crate) struct CommThread {
     rank: usize,
     jobs: Option<mpsc::Sender<Job>>,
@@ -68,10 +68,10 @@ impl CommThread {
             });
             // Before the result is sent, so that a rank with all results finds the thread idle.
             unfinished.fetch_sub(1, Ordering::Release);
-            let _ = sender.send(result); // nobody waits for it if the rank has failed meanwhile
+            let _ = sender.send(result); // nothing waits for it if the rank has failed by now
         });
         if let Some(jobs) = &self.jobs {
-            let _ = jobs.send(job); // a thread that has ended is noticed when the result is awaited
+            let _ = jobs.send(job); // if the thread has ended, waiting for the result reports it
         }
         Pending(Box::new(move || Ok(result.recv().map_err(|_| FsdpError::CommThread { rank })??)))
     }
@@ -101,7 +101,7 @@ impl<T: 'static> Pending<T> {
 
 impl Drop for CommThread {
     /// Ends the thread. If a job is still running, the rank has failed, and the job waits for ranks that will learn of
-    /// the failure only after this returns. The thread is then left to end by itself.
+    /// the failure only after this returns. The thread is then left to end on its own.
     fn drop(&mut self) {
         drop(self.jobs.take());
         if self.unfinished.load(Ordering::Acquire) == 0

@@ -22,7 +22,7 @@ pub(crate) struct Groups {
 }
 
 /// The ranks of a stage that keep a class of parameters. A strategy is a number of replicas with a number of shards
-/// each; only `block` moves its shards in an order of its own.
+/// each; only `block` moves its shards in a different order.
 pub(crate) struct ShardGroups {
     /// The S ranks that hold different shards of the same replica.
     pub shard: Communicator,

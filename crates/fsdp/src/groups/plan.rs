@@ -27,7 +27,7 @@ pub(crate) enum Class {
     Dense,
     /// Stacks of experts, cut along their first dimension: each of `ep` ranks holds a part of every stack.
     Expert,
-    /// Heads and columns, of which each of `tp` ranks holds a part.
+    /// Heads and columns; each of `tp` ranks holds a part.
     Tensor,
     /// Like dense parameters, but always fp32.
     Fp32,
@@ -115,8 +115,8 @@ impl Plan {
         !at_hand && !self.replicates()
     }
 
-    /// Returns whether all parameters rest here in the compute type: those of other ranks too, or a 16-bit copy of the
-    /// rank's own.
+    /// Returns whether all parameters rest here in the compute type: including those of other ranks, or as a 16-bit
+    /// copy of the rank's own.
     pub fn replicates(&self) -> bool {
         match self.shards {
             1 => self.param != FloatType::Fp32 && !self.offloads,

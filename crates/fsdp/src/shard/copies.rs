@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// The parameters and moments that a rank holds and other ranks hold too, between two steps: everything under `ddp` (of
-/// distributed experts, those that several ranks have) and `hybrid_shard`, and units that several stages hold.
+/// The parameters and moments of which other ranks also hold a copy, between two steps: everything under `ddp` (of
+/// distributed experts, those that several ranks hold) and `hybrid_shard`, and units that several stages hold.
 ///
 /// It makes no copy: the tensors share memory with the model until the next step, which creates new ones.
 #[derive(Debug, Clone, Default)]

@@ -95,7 +95,7 @@ impl FlatShard {
         self.plan.shard * self.len()..(self.plan.shard + 1) * self.len()
     }
 
-    /// Returns the range of the buffer that rests on this rank.
+    /// Returns the range of the buffer that this rank holds between steps.
     fn held(&self) -> Range<usize> {
         if self.plan.replicates() { 0..self.layout.padded_len() } else { self.range() }
     }
@@ -221,7 +221,7 @@ impl FlatShard {
         })
     }
 
-    /// Steps along the accumulated gradient times `scale`, and discards the gradient.
+    /// Makes an optimizer step with the accumulated gradient times `scale`, and discards the gradient.
     pub fn step(&mut self, lr: f64, scale: &GradientScale) {
         self.has_stepped = self.gradient.is_some();
         if let Some(gradient) = self.gradient.take() {
@@ -235,7 +235,7 @@ impl FlatShard {
         }
     }
 
-    /// Takes back the last step, which had no effect; see [`ShardOptimizer::take_back`].
+    /// Undoes the last step, which had no effect; see [`ShardOptimizer::take_back`].
     pub fn take_step_back(&mut self) {
         if self.has_stepped {
             self.optimizer.take_back();
@@ -276,7 +276,7 @@ impl FlatShard {
         (self.replica, self.is_changed) = (Some(replica), false);
     }
 
-    /// Returns whether the master is a part of the replica and takes no memory of its own, as in fp32.
+    /// Returns whether the master is a part of the replica and takes no extra memory, as in fp32.
     fn holds_master(&self, replica: &Counted) -> bool {
         replica.tensor.dtype() == DType::F32 && self.plan.device == self.plan.rest_device
     }

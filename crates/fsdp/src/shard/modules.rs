@@ -139,7 +139,7 @@ fn check_trained(units: &[Box<dyn AnyUnit>]) -> Result<(), FsdpError> {
     }
 }
 
-/// Refuses names that checkpoints need for themselves.
+/// Refuses names that checkpoints reserve.
 fn check_names(unit: &dyn AnyUnit) -> Result<(), FsdpError> {
     match unit.params().into_iter().find(|param| param.name.contains('@')) {
         Some(param) => {
@@ -149,7 +149,7 @@ fn check_names(unit: &dyn AnyUnit) -> Result<(), FsdpError> {
     }
 }
 
-/// Refuses layers whose forward would silently compute something else than on one device.
+/// Refuses layers whose forward would silently compute something different than on one device.
 fn check_layers(unit: &dyn AnyUnit, config: &FsdpConfig) -> Result<(), FsdpError> {
     let name = |path: &String| format!("{}.{path}", unit.name());
     if let Some(buffer) = unit.buffers().first().map(name) {

@@ -90,7 +90,8 @@ impl ShardOptimizer {
         Self { segments, steps: 0, ledger, held: None }
     }
 
-    /// Steps from `shard` along its gradient; returns the new shard, and its copy in the type `copy` if one is given.
+    /// Makes an optimizer step on `shard` with its gradient; returns the new shard, and its copy in the type `copy` if
+    /// one is given.
     pub fn step(
         &mut self,
         lr: f64,
@@ -115,7 +116,7 @@ impl ShardOptimizer {
         stepped
     }
 
-    /// Takes back the last step, which had no effect because its gradient's factor turned out to be below 0.
+    /// Undoes the last step, which had no effect because its gradient's factor turned out to be below 0.
     ///
     /// # Panics
     /// If an optimizer is not [`FusedAdamW`]; others wait until the factor is known.
@@ -213,7 +214,7 @@ impl Stepper {
         };
         let OptimizerState { mut tensors, numbers } = values;
         match self {
-            // Saved before its first step, or frozen: it starts anew.
+            // Saved before its first step, or frozen: it starts from the beginning.
             Self::Fused { .. } if tensors.is_empty() => {}
             Self::Fused { state, .. } => {
                 let mut moment = |name| {

@@ -1,8 +1,8 @@
 //! The state of a model as the pieces of a checkpoint, and back.
 //!
-//! A parameter's values and the moments of Kiln's AdamW have their own kinds in a checkpoint. The state of an optimizer
-//! of Burn is stored beside the parameter, as further parameters: `NAME@LEAF` for a tensor with a number per element,
-//! and `NAME@#LEAF` for another number.
+//! A parameter's values and the moments of Kiln's AdamW have their own kinds in a checkpoint. The state of a Burn
+//! optimizer is stored next to the parameter, as additional parameters: `NAME@LEAF` for a tensor with one number per
+//! element, and `NAME@#LEAF` for a single number.
 
 use crate::shard::optimizer::MOMENTS;
 use crate::shard::state::{Number, OptimizerState, Part, PartValues, StatePart};

@@ -267,7 +267,7 @@ impl ShardedUnit {
         self.classes.iter_mut().for_each(FlatShard::take_step_back);
     }
 
-    /// Steps along the accumulated gradient times `scale`, and discards the gradient.
+    /// Makes an optimizer step with the accumulated gradient times `scale`, and discards the gradient.
     pub fn step(&mut self, lr: f64, scale: &GradientScale) {
         self.classes.iter_mut().for_each(|class| class.step(lr, scale));
     }
@@ -301,7 +301,7 @@ impl ShardedUnit {
         self.classes.iter_mut().for_each(FlatShard::skip);
     }
 
-    /// Starts to gather the replicas of the stepped masters, if there are any; pass them to
+    /// Starts to gather the replicas of the updated masters, if there are any; pass them to
     /// [`set_replicas`](Self::set_replicas).
     pub fn replicate(&mut self, streams: &CommStreams) -> Pending<Vec<Option<Counted>>> {
         let replicate = |class: &mut FlatShard| match class.replicate(streams) {

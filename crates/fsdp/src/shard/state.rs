@@ -13,7 +13,7 @@ pub struct State {
     pub parts: Vec<StatePart>,
     /// The progress, which is the same on every rank.
     pub progress: Progress,
-    /// What other ranks hold too; compare it before the state counts as saved.
+    /// What other ranks also hold; compare the copies before the state counts as saved.
     pub copies: Copies,
 }
 
@@ -105,7 +105,7 @@ pub struct PartValues {
 pub type ReadPart<'a> = dyn FnMut(&Part) -> Result<PartValues, String> + 'a;
 
 impl Number {
-    /// Converts a number of Burn's record, of whichever type fits.
+    /// Converts a number of Burn's record to the type that fits.
     pub(crate) fn of<S: Copy>(scalar: S) -> Self
     where
         u64: TryFrom<S>,

@@ -41,7 +41,7 @@ impl Weights {
         Self { flats: self.flats.into_iter().map(Flat::refillable).collect(), ..self }
     }
 
-    /// Frees the memory of which `leaves`, each with its class, are views. A graph that holds them must not run until
+    /// Frees the memory that `leaves`, each with its class, are views of. A graph that holds them must not run until
     /// they are [`refill`](Self::refill)ed.
     ///
     /// # Safety

@@ -34,8 +34,8 @@ use cpu::{Element, Pieces, team, vectorised};
 /// # As an optimizer of Burn
 ///
 /// `ModuleOptimizer::from(FusedAdamW::default())` is an optimizer for any module, with Burn's parameter groups, gradient
-/// clipping and records. As in PyTorch, weight decay applies to every tensor that the optimizer is given, biases and
-/// gains of norms too; a parameter group exempts them:
+/// clipping and records. As in PyTorch, weight decay applies to every tensor that the optimizer is given, including
+/// biases and gains of norms; a parameter group exempts them:
 ///
 /// ```
 /// use burn::module::ParamGroup;
@@ -111,7 +111,7 @@ pub struct AdamWStep {
     pub copy: Option<DType>,
 }
 
-/// Makes one step of an f32 `parameter` along its gradient, which may be of another float type. Returns the parameter,
+/// Makes one step of an f32 `parameter` with its gradient, which may be of another float type. Returns the parameter,
 /// and its copy if the step asks for one. Neither is tracked.
 ///
 /// # Panics
@@ -250,7 +250,7 @@ fn widened(x: FloatTensor<Flex>) -> FloatTensor<Flex> {
 /// The values of a contiguous tensor, to modify: copied if they have another owner.
 fn own(tensor: &mut FloatTensor<Flex>) -> &mut [f32] {
     if slice::<f32>(tensor).len() < tensor.storage::<f32>().len() {
-        // It is a slice of something larger, all of which would be copied.
+        // The tensor is a slice of something larger, all of which would be copied.
         *tensor = float(slice::<f32>(tensor).to_vec(), tensor.shape());
     }
     tensor.storage_mut()

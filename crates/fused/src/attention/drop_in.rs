@@ -1,4 +1,4 @@
-//! [`attention`]: Burn's function of the same name, through [`causal_attention`] where that computes the same.
+//! [`attention`]: Burn's function of the same name, computed by [`causal_attention`] where the results are the same.
 
 use super::causal_attention;
 use crate::check::Call;
@@ -9,7 +9,7 @@ use burn::tensor::{Bool, DType, Tensor};
 /// [`burn::tensor::module::attention`](burn::tensor::module::attention), and also for grouped queries (arXiv
 /// 2305.13245): with `n` query heads for each head of `key` and `value`, query head `h` reads head `h / n`.
 ///
-/// A call is fused if scores and probabilities need nothing but a positive scale and, if `is_causal`, the causal mask:
+/// A call is fused if scores and probabilities need only a positive scale and, if `is_causal`, the causal mask:
 ///
 /// | | fused | computed by Burn |
 /// |---|---|---|
@@ -18,10 +18,10 @@ use burn::tensor::{Bool, DType, Tensor};
 /// | `scale` | positive, or `None` | 0 or less |
 /// | dtype | f32, bf16, f16 | others |
 ///
-/// Fused calls never hold all scores in memory, neither in the forward nor in the backward, copy no input whose last
-/// dimension is contiguous and return a view. Other calls go to Burn's function, with keys and values copied for each
-/// query head if queries are grouped. Gradients flow in both cases. Masks for documents and sliding windows are fused
-/// as the `first_keys` of [`causal_attention`].
+/// Fused calls hold all scores in memory neither in the forward nor in the backward. They copy no input whose last
+/// dimension is contiguous, and they return a view. Other calls go to Burn's function, with keys and values copied for
+/// each query head if queries are grouped. Gradients flow in both cases. Masks for documents and sliding windows are
+/// fused as the `first_keys` of [`causal_attention`].
 ///
 /// # Shapes
 /// `query`: `[b, heads, t, d]`; `key`: `[b, kv_heads, s, d]`; `value`: `[b, kv_heads, s, dv]`, with `heads` a multiple
@@ -77,8 +77,8 @@ pub fn attention(
     }
 }
 
-/// The offset with which [`causal_attention`] takes these inputs, if it does. Without a causal mask, it lets the first
-/// query see all keys.
+/// The offset with which [`causal_attention`] computes these inputs, if it can. Without a causal mask, the offset lets
+/// the first query see all keys.
 fn offset(q: &Tensor<4>, k: &Tensor<4>, is_causal: bool) -> Option<usize> {
     let ([_, _, t, _], [_, _, s, _]) = (q.dims(), k.dims());
     if !matches!(q.dtype(), DType::F32 | DType::BF16 | DType::F16) {
@@ -87,7 +87,7 @@ fn offset(q: &Tensor<4>, k: &Tensor<4>, is_causal: bool) -> Option<usize> {
     if is_causal { s.checked_sub(t) } else { Some(s - 1) }
 }
 
-/// Repeats heads of keys or values, so that there are as many as of queries.
+/// Repeats heads of keys or values until there are as many as query heads.
 fn for_each_query_head(x_bgsd: Tensor<4>, heads: usize) -> Tensor<4> {
     let [b, kv_heads, s, d] = x_bgsd.dims();
     if kv_heads == heads {

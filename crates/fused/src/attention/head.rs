@@ -93,8 +93,8 @@ impl<const P: usize> Head<'_, P> {
         }
     }
 
-    /// Sets the gradients of queries and keys, part by part, and of values; those of keys and values are added to what
-    /// is there if `add`.
+    /// Sets the gradients of queries and keys, part by part, and of values; those of keys and values are added to the
+    /// old values if `add`.
     ///
     /// # Safety
     /// The destinations must have room for them.

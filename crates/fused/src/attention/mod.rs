@@ -24,14 +24,14 @@
 //! ```
 //!
 //! The backward keeps the inputs, the output and `l`, the log-sum-exp of each row (FlashAttention, arXiv 2205.14135 and
-//! 2307.08691). The result of a row depends only on its query and on the keys up to it. Its bits do not change with the
-//! rest of the batch.
+//! 2307.08691). The result of a row depends only on its query and on the keys up to it, and is bitwise the same in any
+//! batch.
 //!
 //! For document masking and sliding windows, `first_keys`, `[b, t]`, holds the first key that each query sees, which
 //! adds the condition `j >= first_keys[i]`. They never decrease along a sequence. Tiles of keys that no query of a tile
-//! sees are skipped, so that the work is the sum of the squared document lengths, or with a window of w keys about w
-//! per query. Rows then have the same bits if the same documents precede them. A query that sees no key has the result
-//! 0 and an `l` of -1e30.
+//! sees are skipped, so the work is the sum of the squared document lengths, or about w per query with a window of w
+//! keys. Rows are then bitwise the same if the same documents precede them. A query that sees no key has the result 0
+//! and an `l` of -1e30.
 //!
 //! ```text
 //! first_keys 0 0 0 3 3 5 5 5         three documents in a row of 8
@@ -103,7 +103,7 @@ pub fn causal_attention(
     Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, first_keys, rule).0)
 }
 
-/// Computes causal attention of queries, keys and values that are one product (GPT-2's `c_attn`).
+/// Computes causal attention of queries, keys and values from a single product (GPT-2's `c_attn`).
 ///
 /// `qkv` is `[b, t, 3 heads d]`: the three are side by side, each divided into heads. The result is `[b, t, heads d]`.
 /// `dropout` is a probability and a key. `first_keys`, `[b, t]`, masks documents: the first key that each query sees.

@@ -1,4 +1,4 @@
-//! Attention of some queries to some keys, to merge with that of the same queries to other keys.
+//! Attention of some queries to some keys, to be merged with the attention of the same queries to other keys.
 //!
 //! ```text
 //! forward    (y_1, l_1) of keys 1, (y_2, l_2) of keys 2:   l = log(exp(l_1) + exp(l_2)),
@@ -12,7 +12,7 @@ use crate::dropout::DropoutKey;
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Int, Tensor};
 
-/// Attention of queries and keys at some positions of a sequence, outside of any graph.
+/// Attention of queries and keys at some positions of a sequence, outside any graph.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionPart {
     /// Positions in the sequence of the first query and the first key. If they are equal, queries and keys share their

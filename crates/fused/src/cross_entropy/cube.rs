@@ -27,7 +27,7 @@ use cubecl::prelude::*;
 /// Rows of logits start at multiples of this many elements, for loads of 16 bytes and tensor cores: GPT-2's 50,257
 /// become 50,304.
 const COLUMNS: usize = 128;
-/// Most bytes of logits per chunk on a GPU.
+/// Maximum number of bytes of logits per chunk on a GPU.
 const CHUNK_BYTES: usize = 256 << 20;
 
 impl CrossEntropyOps for CubeBackend {
@@ -190,9 +190,9 @@ fn transposed(matrix: &CubeTensor) -> CubeTensor {
     CubeBackend::float_transpose(matrix.clone())
 }
 
-/// `width` is that of a row in vectors; columns from `vocab` on are ignored and get gradients of 0. `z` is twice the
-/// z-loss's coefficient. A target beyond the vocabulary makes the loss NaN; a negative one, if `ignores`, makes loss,
-/// log-sum-exp and gradients 0.
+/// `width` is the width of a row in vectors; columns from `vocab` on are ignored and get gradients of 0. `z` is twice
+/// the z-loss's coefficient. A target beyond the vocabulary makes the loss NaN; a negative one, if `ignores`, makes
+/// loss, log-sum-exp and gradients 0.
 #[cube(launch, address_type = "dynamic")]
 fn cross_entropy_loss_kernel<F: Float, I: Int, V: Size>(
     logits: &mut [Vector<F, V>],

@@ -6,11 +6,11 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{FloatDType, Int, Tensor};
 
-/// Configuration of a [`LinearCrossEntropy`]: that of `burn::nn::loss::CrossEntropyLoss`, as far as it applies. There
-/// are no class weights, no label smoothing and no probabilities as inputs.
+/// Configuration of a [`LinearCrossEntropy`]: the applicable part of the configuration of
+/// `burn::nn::loss::CrossEntropyLoss`. There are no class weights, no label smoothing and no probabilities as inputs.
 #[derive(Config, Debug)]
 pub struct LinearCrossEntropyConfig {
-    /// Targets to ignore. A negative target, such as PyTorch's -100, is ignored in any case.
+    /// Targets to ignore. A negative target, such as PyTorch's -100, is always ignored.
     pub pad_tokens: Option<Vec<usize>>,
 }
 

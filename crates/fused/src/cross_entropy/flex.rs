@@ -104,7 +104,8 @@ fn cross_entropy_cpu<T: Element>(
     ([mean(|row| f64::from(row.cross_entropy)) as f32, z_loss as f32], dx, d_head)
 }
 
-/// Whether a target was negative before its conversion. None is if the rule does not ignore such targets.
+/// Whether a target was negative before its conversion; false for all targets if the rule does not ignore negative
+/// ones.
 #[inline(always)]
 fn is_ignored(target: usize) -> bool {
     target > isize::MAX as usize

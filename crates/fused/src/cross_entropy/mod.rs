@@ -12,7 +12,7 @@
 //!
 //! On the CPU, at most `256 vocab` logits and `n d + d vocab` gradients are in memory; the logits of all rows and their
 //! gradients would take `2 n vocab`. For GPT-2's vocabulary and 4,096 rows in f32, the logits take 51 MB instead of 1.6
-//! GB. A chunk is one block of the order in which [`gemm`](cpu::gemm) adds, so in f32 `dW` has the bits of a single
+//! GB. A chunk is one block of the order in which [`gemm`](cpu::gemm) adds, so in f32 `dW` is bitwise equal to a single
 //! product over all rows.
 //!
 //! On a GPU, a chunk is as many rows as have 256 MB of logits. A head whose vocabulary is not a multiple of 128 is
@@ -20,7 +20,7 @@
 //! columns become 50,304, 77 MB in bf16.
 //!
 //! [`LinearCrossEntropy`] ignores targets: their rows have losses and gradients of 0, and the mean over all rows is
-//! multiplied by the number of rows over that of the others, which a GPU counts without waiting for the host.
+//! multiplied by the ratio of all rows to the rows that count, which a GPU computes without waiting for the host.
 //!
 //! Logits and their gradients have the dtype of the inputs. The loss and sums over the vocabulary are f32, the sum of
 //! the loss over rows is f64.
@@ -42,8 +42,8 @@ pub use drop_in::{LinearCrossEntropy, LinearCrossEntropyConfig};
 /// The losses of next-token prediction, `[1]` each, f32.
 #[derive(Debug, Clone)]
 pub struct Losses {
-    /// Mean over all rows of `-log softmax(x W)[target]`, in nats. Its gradient is that of the sum of both losses: for
-    /// logits, `softmax (1 + 2 coef log(sum(exp))) - one_hot`.
+    /// Mean over all rows of `-log softmax(x W)[target]`, in nats. Its gradient is the gradient of the sum of both
+    /// losses: for logits, `softmax (1 + 2 coef log(sum(exp))) - one_hot`.
     pub cross_entropy: Tensor<1>,
     /// `coef` times the mean over all rows of `log(sum(exp(x W)))^2`, which keeps logits from drifting (PaLM, arXiv
     /// 2204.02311, section 5, with a `coef` of 1e-4). For reports only: it has no gradient.

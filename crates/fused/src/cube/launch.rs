@@ -16,15 +16,16 @@ use cubecl::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Most units of a cube on a GPU; less work takes fewer units.
+/// Maximum number of units of a cube on a GPU; less work takes fewer units.
 pub const UNITS: usize = 256;
 
-/// Most cubes of a launch; strided loops cover the rest of the work.
+/// Maximum number of cubes of a launch; strided loops cover the rest of the work.
 const CUBES: usize = 1 << 16;
 
 static CPU_UNITS: AtomicUsize = AtomicUsize::new(1);
 
-/// Keeps the units that [`set_cpu_units`] has set until it is dropped. Other calls of [`set_cpu_units`] wait meanwhile.
+/// Keeps the units that [`set_cpu_units`] has set until it is dropped. Meanwhile, other calls of [`set_cpu_units`]
+/// wait.
 pub struct CpuUnits(#[allow(dead_code)] MutexGuard<'static, ()>);
 
 impl Drop for CpuUnits {
@@ -210,7 +211,7 @@ pub(crate) fn is_part(part: &CubeTensor, flat: &CubeTensor, start: usize) -> boo
         && first(part) == first(flat) + (start * flat.dtype.size()) as u64
 }
 
-/// A new contiguous tensor beside `like`, whose elements are not set.
+/// A new contiguous tensor on the device of `like`, whose elements are not set.
 pub fn empty<const D: usize>(like: &CubeTensor, shape: [usize; D], dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), Shape::from(shape), dtype)
 }

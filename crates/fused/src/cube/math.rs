@@ -1,6 +1,6 @@
 //! Arithmetic that several kernels share.
 
-// `#[cube]` makes a module and a struct beside each function.
+// `#[cube]` generates a module and a struct for each function.
 #![allow(missing_docs)]
 
 use cubecl::prelude::*;

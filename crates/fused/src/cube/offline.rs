@@ -1,4 +1,5 @@
-//! Compiles the kernels for NVIDIA GPUs on a machine without one, as CubeCL's CUDA runtime does on a machine with one.
+//! Compiles the kernels for NVIDIA GPUs on a machine without a GPU, as CubeCL's CUDA runtime does on a machine with
+//! one.
 //!
 //! A module lists its kernels in a function `cases`, because the types that `#[cube(launch)]` makes are private to it:
 //!

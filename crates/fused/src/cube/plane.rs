@@ -1,13 +1,13 @@
 //! Operations across all units of a plane (warp, subgroup).
 //!
 //! CubeCL's plane operations cover the units that happen to execute them together. Units that took another branch or
-//! left a loop earlier may not have returned yet; they are then skipped silently. The operations here wait for the
-//! whole plane first, and kernels use no others.
+//! left a loop earlier may not have rejoined yet; they are then skipped silently. The operations here wait for the
+//! whole plane first, and kernels use only these.
 //!
 //! Mesa's llvmpipe is an exception. Its planes are vectors, whose units reconverge after every branch. It also treats a
-//! plane's barrier as one of the cube, and drops the planes that wait at it when another one has ended.
+//! plane's barrier as a barrier of the cube, and drops the planes that wait at it when another plane has ended.
 
-// `#[cube]` makes a module and a struct beside each function.
+// `#[cube]` generates a module and a struct for each function.
 #![allow(missing_docs)]
 
 use super::launch::is_llvmpipe;

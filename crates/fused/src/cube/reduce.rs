@@ -1,6 +1,6 @@
 //! Reductions over all units of a cube.
 
-// `#[cube]` makes a module and a struct beside each function.
+// `#[cube]` generates a module and a struct for each function.
 #![allow(missing_docs)]
 // Kernels have no iterators and no `is_multiple_of`.
 #![allow(clippy::needless_range_loop, clippy::manual_is_multiple_of)]
@@ -28,7 +28,8 @@ pub fn cube_sum(value: f32, shared: &mut [f32], #[comptime] units: usize) -> f32
 /// Returns the reduction of `value` over all units of the cube, in all of them.
 ///
 /// It reduces each plane first, then the planes in order, so the result is reproducible on a device whose planes have
-/// one size. `shared` must have room for one number per unit, and no other use. `units` is a power of two.
+/// one size. `shared` must have room for one number per unit and must not be used for anything else. `units` is a power
+/// of two.
 #[cube]
 pub fn cube_reduce(value: f32, shared: &mut [f32], #[comptime] units: usize, #[comptime] reduction: Reduction) -> f32 {
     let mut result = value;

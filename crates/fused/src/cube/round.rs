@@ -1,6 +1,6 @@
 //! Rounding of f32 to the dtype of a result.
 
-// `#[cube]` makes a module and a struct beside each function.
+// `#[cube]` generates a module and a struct for each function.
 #![allow(missing_docs)]
 
 use cubecl::comptime;

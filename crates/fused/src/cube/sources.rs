@@ -45,7 +45,7 @@ fn kernels(root: &Path, file: &Path, name: &str) -> Vec<String> {
     while let Some(line) = lines.next() {
         if line.trim_start().starts_with("#[cube(launch") {
             let function = lines.find_map(|line| {
-                // Not indented, because modules inside of a file would have other paths.
+                // Not indented, because kernels in nested modules of a file would have different paths.
                 let (before, after) = line.split_once("fn ")?;
                 (!before.starts_with(' ')).then(|| after.split(['(', '<']).next().expect("the first part"))
             });

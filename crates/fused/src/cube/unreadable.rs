@@ -38,8 +38,8 @@ fn broken_kernel(x: &[f32], y: &mut [f32]) {
 /// Returns a tensor of the shape of `x` that cannot be read: f32, on CubeCL's CPU runtime, without autodiff.
 ///
 /// The kernel that makes it does not compile there. CubeCL skips every launch that would read its result, and reading a
-/// number that depends on it fails. So a forward and backward panic if they read something on their way. If they do
-/// not, their gradients cannot be read, which shows that the host ran ahead of the device.
+/// number that depends on it fails. So a forward and backward panic if they read anything back. If they do not panic,
+/// their gradients cannot be read, which shows that the host ran ahead of the device.
 ///
 /// # Panics
 /// If the result can be read, as on other devices.

@@ -1,5 +1,5 @@
-//! The kernel of [`dropout`](super): each unit takes vectors of elements in a grid-stride loop. A vector lies within
-//! one row; the start of the row's numbers is recomputed for each vector.
+//! The kernel of [`dropout`](super): each unit takes vectors of elements in a grid-stride loop. A vector is within one
+//! row; the start of the row's numbers is recomputed for each vector.
 
 use super::DropoutOps;
 use super::{DropoutRule, GAMMA};
@@ -36,7 +36,7 @@ impl DropoutOps for CubeBackend {
     }
 }
 
-/// `width` is that of a row in vectors.
+/// `width` is the width of a row in vectors.
 #[cube(launch, address_type = "dynamic")]
 fn dropout_kernel<F: Float, V: Size>(
     x: &[Vector<F, V>],

@@ -23,7 +23,8 @@ use cubecl::prelude::*;
 /// Parts per launch.
 const PARTS: usize = 8;
 
-/// Into the memory of `into`, or a new buffer. The parts again where they are not on a device.
+/// Copies the parts into the memory of `into`, or into a new buffer. Returns the parts unchanged if they are not on a
+/// device.
 pub(super) fn flatten(
     parts: Vec<(usize, Tensor<1>)>,
     into: Option<Tensor<1>>,
@@ -68,7 +69,7 @@ impl Operation<FusionCubeRuntime> for Flatten {
     }
 }
 
-/// A buffer for these parts, with zeros where they leave elements out.
+/// A buffer for these parts, with zeros in the elements that they do not cover.
 fn new(parts: &[(usize, CubeTensor)], len: usize, dtype: DType) -> CubeTensor {
     let filled: usize = parts.iter().map(|(_, part)| part.shape().num_elements()).sum();
     let like = &parts[0].1;
@@ -78,7 +79,7 @@ fn new(parts: &[(usize, CubeTensor)], len: usize, dtype: DType) -> CubeTensor {
     }
 }
 
-/// Copies the parts to their places, but for those that lie there.
+/// Copies the parts to their places, except those that are already there.
 fn launch(mut parts: Vec<(usize, CubeTensor)>, flat: &CubeTensor) {
     parts.retain(|(start, part)| !is_part(part, flat, *start));
     let none = empty(flat, [0], flat.dtype);
@@ -126,7 +127,7 @@ fn launch(mut parts: Vec<(usize, CubeTensor)>, flat: &CubeTensor) {
     }
 }
 
-/// The greatest common divisor; with 0, the other number.
+/// The greatest common divisor; if one number is 0, the other one.
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }

@@ -13,7 +13,7 @@ use crate::check::Call;
 use burn::tensor::{DType, Device, Tensor};
 
 /// Makes one buffer of `len` elements of `dtype` from parts at these offsets, in order, with zeros between and after
-/// them. None of them is tracked.
+/// them. The result is not tracked.
 ///
 /// # Panics
 /// If a part is not f32, bf16 or f16, if a part begins before the end of the previous one, or if the last one ends
@@ -28,12 +28,12 @@ pub fn flatten(parts: Vec<(usize, Tensor<1>)>, len: usize, dtype: DType, device:
     concatenated(parts, len, dtype, device)
 }
 
-/// `flat` with these parts at their places, in its own memory on a device. A part that was written there, see
-/// [`weight_gradients`](crate::weight_gradients), is not moved; elements that belong to no part stay as they are. None
-/// of the tensors is tracked.
+/// Returns `flat` with these parts at their places, on a device in the memory of `flat`. A part that was written there
+/// (see [`weight_gradients`](crate::weight_gradients)) is not moved; elements that belong to no part are unchanged.
+/// None of the tensors is tracked.
 ///
 /// # Panics
-/// As [`flatten`].
+/// Like [`flatten`].
 pub fn flatten_into(flat: Tensor<1>, parts: Vec<(usize, Tensor<1>)>) -> Tensor<1> {
     let ([len], dtype) = (flat.dims(), flat.dtype());
     let parts = checked(Call("flatten_into"), parts, len, dtype);

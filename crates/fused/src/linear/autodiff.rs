@@ -49,7 +49,7 @@ where
         [d_x, d_weight, d_bias].map(|gradient| wanted.next().expect("three of both").then_some(gradient))
     }
 
-    /// `x^T dy` needs no weight, only that one exists.
+    /// `x^T dy` does not need the weight itself, only that one exists.
     fn of_weight_alone(self) -> Self {
         let none = B::float_empty([0, 0].into(), &self.weight.device(), self.weight.dtype().into());
         Self { weight: none, ..self }

@@ -1,4 +1,5 @@
-//! Linear layers on devices: products that Burn computes, and what its fusion puts into one kernel after them.
+//! Linear layers on devices: products that Burn computes, followed by the operations that Burn's fusion combines into
+//! one kernel.
 
 use super::{Again, LinearOps, ProductOps};
 use crate::cube::launch::part_or_empty;

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Burn's `linear` may keep leading dimensions as a batch of small products, each of which reads and packs all of `W`
-//! again. Here, products on the CPU are those of [`gemm`](cpu::gemm). On devices they are Burn's, which run on tensor
-//! cores, and Burn's fusion adds the bias.
+//! again. Here, [`gemm`](cpu::gemm) computes the products on the CPU. On devices, Burn computes them on tensor cores,
+//! and Burn's fusion adds the bias.
 //!
 //! The backward keeps `W` and `x`, except for [`Rows`] that can be recomputed. The gradient of a `W` that is a leaf can
 //! be deferred; see [`deferred`](crate::deferred).
@@ -27,8 +27,8 @@ use burn::backend::{Backend, Dispatch, DispatchTensor, TensorMetadata, backend_e
 use burn::tensor::Tensor;
 pub use rows::{Again, Rows};
 
-/// Computes `x W + b`: `[.., from]` to `[.., to]`, with `W: [from, to]` and `b: [to]`. On the CPU, the bits of a row's
-/// result do not depend on other rows.
+/// Computes `x W + b`: `[.., from]` to `[.., to]`, with `W: [from, to]` and `b: [to]`. On the CPU, the result of a row
+/// is bitwise independent of the other rows.
 ///
 /// # Panics
 /// If the arguments do not have these shapes and one type (f32, bf16 or f16), or if a width is 0.
@@ -173,7 +173,7 @@ pub(crate) trait LinearOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// Products that the tape does not record: those that layers on a device and their gradients are made of.
+/// Products that the tape does not record, from which layers on a device and their gradients are composed.
 #[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Fusion: cfg(feature = "cubecl"))]
 #[allow(clippy::type_complexity)]
 pub(crate) trait ProductOps: Backend {

@@ -12,7 +12,7 @@ pub struct Rows<const D: usize> {
     pub(crate) again: Option<Again>,
 }
 
-/// Recomputes the same rows, outside of any graph.
+/// Recomputes the same rows, outside any graph.
 #[derive(Clone)]
 pub struct Again(Arc<dyn Fn() -> Tensor<2> + Send + Sync>);
 

@@ -72,8 +72,8 @@ fn add_norm(
     (h, y)
 }
 
-/// `width` is that of a row in vectors, `items` the most vectors per unit. A unit reads only the elements of `h` that
-/// it has written.
+/// `width` is the width of a row in vectors, `items` the maximum number of vectors per unit. A unit reads only the
+/// elements of `h` that it has written.
 #[cube(launch, address_type = "dynamic")]
 fn add_norm_kernel<F: Float, V: Size>(
     x: &[Vector<F, V>],

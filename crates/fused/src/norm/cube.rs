@@ -25,7 +25,7 @@ use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Most pieces of rows.
+/// Maximum number of pieces of rows.
 const PIECES: usize = 512;
 /// Columns that a cube sums, in adjacent units.
 const COLUMNS: usize = 32;
@@ -65,7 +65,7 @@ impl NormOps for CubeBackend {
     }
 }
 
-/// `width` is that of a row in vectors, `items` the most vectors per unit.
+/// `width` is the width of a row in vectors, `items` the maximum number of vectors per unit.
 #[cube(launch, address_type = "dynamic")]
 fn norm_kernel<F: Float, V: Size>(
     x: &[Vector<F, V>],

@@ -52,7 +52,7 @@ impl RopeOps for CubeBackend {
     }
 }
 
-/// `width` is that of a row of the table in vectors. `repeat` consecutive rows have the same of `t` positions.
+/// `width` is the width of a row of the table in vectors. `repeat` consecutive rows have the same of `t` positions.
 #[cube(launch, address_type = "dynamic")]
 fn rope_kernel<F: Float, V: Size>(
     x: &[Vector<F, V>],

@@ -140,8 +140,8 @@ pub struct RopeRule {
     pub back: bool,
 }
 
-/// Rotates rows of `2 pairs`; row `i` has position `i / repeat % t`.
-/// The operation, which the tape records; its gradient is the operation back.
+/// Rotates rows of `2 pairs`; row `i` has position `i / repeat % t`. The tape records this operation; its gradient is
+/// the inverse rotation.
 #[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
 pub(crate) trait RopeOps: Backend {
     /// Rotates rows of `x` by the statistics `cos_tp` and `sin_tp`, or the gradient of the result back.
@@ -222,14 +222,14 @@ vectorised! {
 }
 
 vectorised! {
-    /// [`turn`] of a row whose pairs lie in two halves.
+    /// [`turn`] of a row whose pairs are in two halves.
     fn turn_halves<T: Element>(x: &[T], angles: [&[f32]; 2], y: &mut [MaybeUninit<T>]) {
         rotate_halves(x, angles, y, 1.0);
     }
 }
 
 vectorised! {
-    /// [`turn_back`] to a row whose pairs lie in two halves.
+    /// [`turn_back`] to a row whose pairs are in two halves.
     fn turn_halves_back<T: Element>(dy: &[T], angles: [&[f32]; 2], dx: &mut [MaybeUninit<T>]) {
         rotate_halves(dy, angles, dx, -1.0);
     }

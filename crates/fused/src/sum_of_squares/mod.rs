@@ -56,8 +56,8 @@ pub(crate) trait SumOfSquaresOps: Backend {
     #[fusion(meta = |x| statistic([parts(x.shape[0])]))]
     fn fused_sum_of_squares(x: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// Adds `factor` times these parts to a sum. The sum is a statistic of two elements, of which the second holds the
-    /// rounding error of the first.
+    /// Adds `factor` times these parts to a sum. The sum is a statistic of two elements; the second holds the rounding
+    /// error of the first.
     #[fusion(meta = |sum, _, _| sum.clone())]
     fn fused_add_parts(sum: FloatTensor<Self>, parts: FloatTensor<Self>, factor: f64) -> FloatTensor<Self>;
 }

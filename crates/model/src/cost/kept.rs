@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Dropout masks are generated where they are used. The head holds 256 rows of logits at once (256 MB on a GPU). The
-//! router reads and keeps its input and scores in fp32. The formulas of a family's blocks stand in its `cost.rs`.
+//! router reads and keeps its input and scores in fp32. The formulas of a family's blocks are in its `cost.rs`.
 
 use super::Workload;
 use crate::ParameterSpec;
@@ -25,8 +25,8 @@ const FP32: f64 = 4.0;
 const NODES: f64 = 1.02;
 
 impl Workload {
-    /// The bytes of a call whose input has this width and whose operations keep and, in the backward, need so many
-    /// bytes.
+    /// The bytes of a call, given the width of its input, the bytes that its operations keep, and the bytes that its
+    /// backward needs.
     pub(crate) fn call_bytes(&self, width: f64, kept: f64, backward: f64) -> CallBytes {
         let input = self.kept(width);
         CallBytes { input: input as usize, graph: (input + NODES * kept) as usize, backward: backward as usize }
@@ -103,8 +103,8 @@ impl Workload {
             return self.call_bytes(d, self.kept(d), 2.0 * gradients + 4.0 * rows * vocab * FP32);
         }
         let (gradients, size) = (self.kept(d) + d * vocab * FP32, self.element as f64);
-        // On a GPU a chunk of rows has 256 MB of logits, its part of the matrix's gradient is a product of its own, and
-        // a matrix whose columns are not a multiple of 128 is copied.
+        // On a GPU a chunk of rows has 256 MB of logits, its part of the matrix's gradient is a separate product, and a
+        // matrix whose columns are not a multiple of 128 is copied.
         let (rows, parts) = if self.on_cpu { (256.0, 1.0) } else { ((256 << 20) as f64 / (vocab * size), 2.0) };
         let logits = self.tokens_f64().min(rows) * vocab * size;
         let padded = if self.on_cpu || vocab % 128.0 == 0.0 { 0.0 } else { d * vocab * size };

@@ -1,5 +1,5 @@
-//! Traffic of a call's own collectives: activation rows over tensor-parallel ranks, KV blocks over context-parallel
-//! ranks, and expert rows over expert-parallel ranks.
+//! Traffic of the collectives within a call: activation rows over tensor-parallel ranks, KV blocks over
+//! context-parallel ranks, and expert rows over expert-parallel ranks.
 //!
 //! Let `R(w)` be the bytes of w numbers for (N - 1)/N of a micro-batch's tokens (those of the rank's part of the
 //! context). Over N tensor-parallel ranks, a rank receives
@@ -26,10 +26,10 @@
 //! each token, or all its candidates if overflow is rerouted. Noise takes e scores per token, because ranks then choose
 //! for whole sequences.
 //!
-//! Over N expert-parallel ranks with balanced loads, (N - 1)/N of r rows of width d go there and back, in the forward
-//! and in the backward; r is `top_k` per token, or what the capacity admits. An `all_gather` of e (N - 1) row counts of
-//! 4 bytes precedes them. (If loads are so uneven that rows move in several rounds, the backward repeats those of the
-//! forward.)
+//! Over N expert-parallel ranks with balanced loads, (N - 1)/N of r rows of width d are sent to the experts and back,
+//! in the forward and in the backward; r is `top_k` per token, or what the capacity admits. An `all_gather` of
+//! e (N - 1) row counts of 4 bytes precedes them. (If loads are so uneven that rows move in several rounds, the
+//! backward repeats those of the forward.)
 
 use super::Workload;
 use comm::{Axis, all_reduce_bytes};

@@ -65,7 +65,7 @@ impl Block {
         self.mlp(y, x_btd, &MicroBatch::default(), &Parallel::default()).x_btd
     }
 
-    /// The rest of the block after the heads' output `y`.
+    /// The rest of the block, after the heads' output `y`.
     fn mlp(&self, y: Tensor<3>, x_bsd: Tensor<3>, batch: &MicroBatch, parallel: &Parallel) -> BlockOutput {
         let tp = &parallel.sequences.tp;
         let [x_bsd, normed] = self.post_attention_layernorm.forward_sum(&self.self_attn.o_proj, y, x_bsd, tp);

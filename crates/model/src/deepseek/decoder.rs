@@ -7,9 +7,9 @@
 //! width       d         | [h^0, e^1, .., e^D]  | [h^0, h^1, e^2, ..]       [h^0, h^1, .., h^D] | all losses
 //! ```
 //!
-//! A call has one part and passes on one tensor. So `embed`, in its second call, appends the embeddings `e^k` of the
-//! tokens `k` further ahead to the output of the blocks, and each module replaces `e^k` by its `h^k`. In evaluation all
-//! of them just pass on `h^0`.
+//! A call has one part and passes on one tensor. So the second call of `embed` appends the embeddings `e^k` of the
+//! tokens `k` positions ahead to the output of the blocks, and each module replaces `e^k` with its `h^k`. In evaluation
+//! all of them just pass on `h^0`.
 
 use super::{Block, DeepSeek, Mtp, OutputMatrix, mtp};
 use crate::cache::{Chunk, LayerCache};
@@ -85,7 +85,7 @@ impl Decoder for DeepSeek {
     }
 }
 
-/// Replaces the embeddings of module `k` by its output.
+/// Replaces the embeddings of module `k` with the module's output.
 fn predict_ahead(
     module: &Mtp,
     x_bsw: Tensor<3>,

@@ -48,7 +48,7 @@ impl Architecture for DeepSeekConfig {
     }
 }
 
-/// A DeepSeek, known by its shape and its experts.
+/// A DeepSeek, given by its shape and its experts.
 struct DeepSeekFamily<'a> {
     shape: &'a DeepSeekConfig,
     /// The defaults if the configuration has none.

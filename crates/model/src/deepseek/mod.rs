@@ -69,7 +69,7 @@ impl DeepSeek {
         Initial::new(DeepSeekConfig::TYPE, seed, parameters::parameters(config, moe))
     }
 
-    /// Returns the model with its selection biases moved after an optimizer step on one device, given the loads that
+    /// Returns the model with its selection biases updated after an optimizer step on one device, given the loads that
     /// the step's [`calls`](crate::Decoder::calls) have recorded; see
     /// [`MoeLayer::update_bias`](moe::MoeLayer::update_bias). Sharded runs use [`layer_loads`](crate::layer_loads)
     /// instead.

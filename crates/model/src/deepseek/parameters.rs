@@ -20,7 +20,7 @@ pub fn parameters(shape: &DeepSeekConfig, moe: &MoeConfig) -> Vec<ParameterSpec>
     all
 }
 
-/// The parameters of a block: the model's own, or that of a multi-token prediction module.
+/// The parameters of a block, either of the model itself or of a multi-token prediction module.
 ///
 /// Tensor-parallel ranks split heads (`q_proj` or `q_b_proj`, `kv_b_proj`, `o_proj`) and the columns of the dense
 /// and the shared SwiGLU. Every rank has the norms, the compressions and the router.

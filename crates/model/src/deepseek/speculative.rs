@@ -10,7 +10,7 @@
 //!
 //! Each token is drawn from the model's own logits with the random number it would use without drafts, so the text is
 //! the same. A draft is one token rather than a distribution, so its acceptance rate equals that of rejection sampling
-//! (arXiv 2211.17192): the model's own probability of the draft. Whatever a pass reads beyond the accepted tokens is
+//! (arXiv 2211.17192): the model's own probability of the draft. What a pass reads beyond the accepted tokens is
 //! truncated from the caches.
 
 use super::DeepSeek;
@@ -101,7 +101,7 @@ struct Text<'a> {
     drafts: Vec<u32>,
 }
 
-/// What a multi-token prediction module stores of a sequence.
+/// What a multi-token prediction module stores for a sequence.
 struct Module {
     cache: Cache,
     /// Outputs of the previous module at the positions this one reads next, which the previous one will not recompute:

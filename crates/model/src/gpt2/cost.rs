@@ -16,7 +16,7 @@ pub(super) fn flops(shape: &Gpt2Config, parameters: &[ParameterSpec]) -> Vec<Flo
         let of_call = parameters.iter().filter(|parameter| parameter.name.starts_with(path));
         of_call.map(ParameterSpec::flops_per_token).sum()
     };
-    // A block's query and value are as wide as the model. All blocks are alike.
+    // A block's query and value are as wide as the model. All blocks have the same cost.
     let block = Flops { products: products("blocks.0."), attention: 6.0 * (2 * shape.n_embd) as f64 };
     let head = Flops { products: products("ends."), attention: 0.0 };
     std::iter::once(Flops::default()).chain(vec![block; shape.n_layer]).chain([head]).collect()

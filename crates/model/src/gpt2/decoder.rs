@@ -1,5 +1,5 @@
-//! GPT-2 as a [`Decoder`]: the list of its calls, and generation with a cache. The ends are one unit, because embedding
-//! and output share their matrix, and so is each block.
+//! GPT-2 as a [`Decoder`]: the list of its calls, and generation with a cache. Both ends form one unit, because
+//! embedding and output share their matrix. Each block is another unit.
 
 use super::Gpt2;
 use crate::cache::{Chunk, LayerCache};

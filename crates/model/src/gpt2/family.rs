@@ -43,7 +43,7 @@ impl Architecture for Gpt2Config {
     }
 }
 
-/// A GPT-2, known by its shape.
+/// A GPT-2, given by its shape.
 struct Gpt2Family<'a> {
     shape: &'a Gpt2Config,
 }

@@ -40,7 +40,7 @@ pub fn parameters(shape: &Gpt2Config) -> Vec<ParameterSpec> {
             .chain(columns(name("mlp.c_fc"), [d, inner(shape)], 1))
             .chain(projection(name("mlp.c_proj"), inner(shape)))
     };
-    // The token embedding is the output matrix too, so a token passes it once.
+    // The token embedding is also the output matrix, so a token passes through it once.
     let mut all = vec![
         ParameterSpec::matrix("ends.wte.weight", [vocab_size, d]).sharded(TensorShard::ROWS),
         ParameterSpec::table("ends.wpe.weight", [n_positions, d]),

@@ -177,7 +177,7 @@ impl Folder {
         there.map(read).collect()
     }
 
-    /// The tokens that end a text: `eos_token_id` of `generation_config.json`, else of `config.json`.
+    /// The tokens that end a text: `eos_token_id` of `generation_config.json`, or else of `config.json`.
     ///
     /// # Errors
     /// If `generation_config.json` cannot be read, or the value is neither a token nor a list of tokens.
@@ -205,7 +205,7 @@ impl Folder {
         self.stored(name).is_ok()
     }
 
-    /// The names of the tensors that nobody has read yet, in order; those without elements are left out.
+    /// The names of the tensors that have not been read yet, in order, except those without elements.
     pub fn unread(&self) -> Vec<String> {
         let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let all = self.files.iter().flat_map(|file| file.header.tensors());
@@ -342,8 +342,8 @@ impl Folder {
     }
 }
 
-/// Returns the header and its length including the length field. Verifies that every tensor lies within the file and
-/// has the number of bytes its shape requires.
+/// Returns the header and its length including the length field. Verifies that every tensor is within the file and has
+/// the number of bytes that its shape requires.
 fn read_header(file: &File, length: u64) -> io::Result<Result<(u64, Metadata), SafeTensorError>> {
     let mut first = [0; size_of::<u64>()];
     if length < first.len() as u64 {

@@ -17,7 +17,7 @@ pub struct Pretrained {
     pub moe: Option<MoeConfig>,
     /// The model with its weights.
     pub model: AnyModel,
-    /// Names of the folder's tensors that are not part of the model: `config.json` may be that of another one.
+    /// Names of the folder's tensors that are not part of the model: `config.json` may belong to a different model.
     pub unread: Vec<String>,
 }
 

@@ -11,7 +11,7 @@ pub use export::{Dtype, ExportOptions, Summary, export};
 pub use folder::Folder;
 pub use load::{Pretrained, Source, SourceOf, bind, names};
 
-/// Whether transformers means SiLU by this name of an activation.
+/// Whether this name of an activation means SiLU in transformers.
 pub(crate) fn is_silu(hidden_act: &str) -> bool {
     matches!(hidden_act, "silu" | "swish")
 }

@@ -69,7 +69,7 @@ fn normals(bits: u64) -> [f64; 2] {
     let artanh = s * (1.0 + q * (1.0 / 3.0 + q * (1.0 / 5.0 + q * (1.0 / 7.0 + q * (1.0 / 9.0 + q * (1.0 / 11.0))))));
     let radius = (2.0 * LN_2 * (f64::from(RADIUS_BITS) - exponent as f64) - 4.0 * artanh).sqrt();
 
-    // Sine and cosine of a quarter of the angle, which lies in (-pi, pi), by their series; then doubled twice.
+    // Sine and cosine of a quarter of the angle, which is in (-pi, pi), by their series; then doubled twice.
     const STEPS: f64 = (1u64 << ANGLE_BITS) as f64;
     let angle = (bits & ((1 << ANGLE_BITS) - 1)) as f64 + 0.5;
     let x = (2.0 * angle - STEPS) * (PI / 4.0 / STEPS);

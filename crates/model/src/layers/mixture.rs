@@ -30,7 +30,7 @@ pub(crate) fn mixture_count(d: f64, moe: &MoeConfig) -> f64 {
 
 /// The parameters of a [`MoeLayer`](moe::MoeLayer) of width `d` at the path `name`.
 ///
-/// The router's bias stays fp32: near 0.3 a step of bf16 is 0.002, twice what a step of training moves it by.
+/// The router's bias stays fp32: near 0.3 a step of bf16 is 0.002, twice the change in a training step.
 pub fn moe_parameters(name: &str, d: usize, moe: &MoeConfig) -> Vec<ParameterSpec> {
     let (e, h, shared) = (moe.num_experts, moe.moe_intermediate_size, moe.n_shared_experts);
     let experts = |matrix: &str, shape| ParameterSpec::experts(format!("{name}.experts.{matrix}"), e, moe.top_k, shape);

@@ -11,10 +11,10 @@
 //! A message moves to the next rank while this one computes with it.
 //!
 //! A message holds what keys and values are computed from: the keys and values themselves, or the latents and the
-//! rotated key. Partial results over different keys are merged by log-sum-exp, also for queries that see none of a
-//! message's keys. Parts `(y, l)` and `(y', l')` with `w = sigmoid(l' - l)` give `y + w (y' - y)` and `log(exp l + exp
-//! l')`, in f32. The backward computes each part's probabilities from the final `l`. Causal attention is balanced:
-//! every rank does the same amount of work; see [`ContextParallel`].
+//! rotated key. Partial results over different keys are merged by log-sum-exp, even for queries that see none of a
+//! message's keys. Parts `(y, l)` and `(y', l')` with `w = sigmoid(l' - l)` give `y + w (y' - y)` and
+//! `log(exp l + exp l')`, in f32. The backward computes each part's probabilities from the final `l`. Causal attention
+//! is balanced: every rank does the same amount of work; see [`ContextParallel`].
 
 use burn::tensor::{DType, Int, Tensor, activation};
 use comm::ContextParallel;

@@ -19,7 +19,7 @@ use moe::gathered_rows;
 /// ```
 #[derive(Module, Debug)]
 pub struct LlamaAttention {
-    /// `[d, heads * head_dim]`, with a bias if the configuration says so, as `k_proj` and `v_proj`.
+    /// `[d, heads * head_dim]`, with a bias if the configuration says so, like `k_proj` and `v_proj`.
     pub q_proj: Linear,
     /// `[d, kv_heads * head_dim]`
     pub k_proj: Linear,
@@ -92,7 +92,7 @@ impl LlamaAttention {
     /// [`forward`](Self::forward) of tokens that follow those in the cache, which holds rotated keys.
     pub(super) fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
         let ([b, t, _], heads) = (x_btd.dims(), [self.heads, self.kv_heads]);
-        // Each sequence has positions of its own: all of them are rotated as one.
+        // Each sequence has its own positions: all sequences are rotated as one.
         let table = self.rope.at(&chunk.positions(self.context), &x_btd.device());
         let rows = x_btd.reshape([1, b * t, 0]);
         let [q, k, v] = self.projected([0; 3].map(|_| rows.clone().into()), heads, &table);

@@ -10,7 +10,7 @@
 //!                      keys and values of the rank's heads circulate, m = 2 K / tp
 //! ```
 //!
-//! By the convention of [`Flops`], attention counts all tokens before a position, also those outside of a window.
+//! By the convention of [`Flops`], attention counts all tokens before a position, including those outside a window.
 
 use crate::cost::received::RowBytes;
 use crate::cost::{Flops, Workload, product_flops};

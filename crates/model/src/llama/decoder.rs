@@ -1,7 +1,7 @@
 //! Llama as a [`Decoder`]: the list of its calls (the embedding, each block, and the head), and generation with a
 //! cache.
 //!
-//! With an output matrix of its own the head is one call. If the output matrix is the embedding, the head's unit holds
+//! With a separate output matrix, the head is one call. If the output matrix is the embedding, the head's unit holds
 //! the final norm only, and a second call of the embedding's unit computes the loss.
 
 use super::{Llama, LlamaBlock, LlamaHead, tied_losses};

@@ -47,7 +47,7 @@ impl Architecture for LlamaConfig {
     }
 }
 
-/// A Llama, known by its shape and its experts; without experts all blocks are dense.
+/// A Llama, given by its shape and its experts; without experts, all blocks are dense.
 struct LlamaFamily<'a> {
     shape: &'a LlamaConfig,
     moe: Option<&'a MoeConfig>,
@@ -160,7 +160,7 @@ impl Family for LlamaFamily<'_> {
         tensors
     }
 
-    /// Query heads are a multiple of those of keys and values.
+    /// The number of query heads is a multiple of the number of key-value heads.
     fn tensor_parallel_sizes(&self) -> Vec<Size> {
         let mut sizes = vec![("model.num_key_value_heads", self.shape.num_key_value_heads)];
         if self.has_dense_layers() {

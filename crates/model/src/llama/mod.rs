@@ -24,7 +24,7 @@ use moe::MoeConfig;
 /// A Llama model.
 #[derive(Module, Debug)]
 pub struct Llama {
-    /// Token embedding, `[vocab, d]`, which may be the output matrix too.
+    /// Token embedding, `[vocab, d]`, which may also be the output matrix.
     pub embed: Embedding,
     /// The transformer blocks.
     pub blocks: Vec<LlamaBlock>,
@@ -68,7 +68,7 @@ impl Llama {
         Initial::new(LlamaConfig::TYPE, seed, parameters::parameters(config, moe))
     }
 
-    /// Returns the model with its selection biases moved after an optimizer step on one device, given the loads that
+    /// Returns the model with its selection biases updated after an optimizer step on one device, given the loads that
     /// the step's [`calls`](crate::Decoder::calls) have recorded; see
     /// [`MoeLayer::update_bias`](moe::MoeLayer::update_bias). Sharded runs use [`layer_loads`](crate::layer_loads)
     /// instead.
@@ -135,7 +135,7 @@ impl LlamaBlock {
 }
 
 impl LlamaHead {
-    /// Cross entropy of the next tokens and their z-loss with an output matrix of its own, as the rank's share computed
+    /// Cross entropy of the next tokens and their z-loss with a separate output matrix, as the rank's share computed
     /// from its rows.
     ///
     /// # Panics

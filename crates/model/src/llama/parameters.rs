@@ -10,7 +10,7 @@ use moe::MoeConfig;
 /// The vocabulary of embedding and output matrix is split among tensor-parallel ranks; see also `block`.
 pub fn parameters(shape: &LlamaConfig, moe: Option<&MoeConfig>) -> Vec<ParameterSpec> {
     let LlamaConfig { vocab_size, hidden_size: d, num_hidden_layers, tie_word_embeddings: tied, .. } = *shape;
-    // A tied embedding is the output matrix too, so a token passes it once.
+    // A tied embedding is also the output matrix, so a token passes through it once.
     let embed = if tied { ParameterSpec::matrix } else { ParameterSpec::table };
     let mut all = vec![embed("embed.weight", [vocab_size, d]).sharded(TensorShard::ROWS)];
     all.extend((0..num_hidden_layers).flat_map(|layer| block(shape, moe, layer)));

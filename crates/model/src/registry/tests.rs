@@ -1,4 +1,4 @@
-//! What a family says of its parameters is true of its modules.
+//! A family's description of its parameters matches its modules.
 
 use super::*;
 use crate::{Gpt2, Llama, ParameterSpec, Sharding, Workload, visited};
@@ -74,7 +74,7 @@ fn visited_of(model: &AnyModel) -> Vec<(String, Vec<usize>)> {
     of.into_iter().flatten().next().expect("it is of one of these families")
 }
 
-/// What is made for each family, such as its part of the documentation, is made from the registry.
+/// Everything that is generated for each family, such as its part of the documentation, comes from the registry.
 #[test]
 fn every_type_of_model_is_in_the_registry_under_its_name_in_a_configuration() {
     let families = ModelConfig::families();
@@ -114,7 +114,7 @@ impl Architecture for SecondGpt2 {
 #[test]
 #[should_panic(expected = "model.type gpt2 is another family's")]
 fn a_family_with_the_name_of_another_is_refused() {
-    ModelConfig::add::<Gpt2Config>(); // it is there already
+    ModelConfig::add::<Gpt2Config>(); // it has already been added
     ModelConfig::add::<SecondGpt2>();
 }
 

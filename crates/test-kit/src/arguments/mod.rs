@@ -187,7 +187,7 @@ impl Draw {
     /// Checks that a result has this many numbers, all finite.
     ///
     /// # Panics
-    /// If it has not.
+    /// If it does not.
     pub fn values(&mut self, values: Vec<f32>, len: usize) {
         assert_eq!(values.len(), len, "the number of results");
         let unwritten = values.iter().filter(|value| !value.is_finite()).count();

@@ -1,4 +1,4 @@
-//! A model of your own, `tiny.rs`, with the whole command line: ranks, pipeline, checkpoints, validation, generation.
+//! Your own model, `tiny.rs`, with the full command line: ranks, pipeline, checkpoints, validation and generation.
 //!
 //! `cargo run --example own_model -- --model tiny --gpus 4 --set model.width=96`
 

@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The keys of the section `model`; their comments are the documentation of `train config`.
+/// The keys of the section `model`; `train config` prints their comments as documentation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TinyConfig {

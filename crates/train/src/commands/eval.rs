@@ -211,7 +211,7 @@ fn say_json(figures: &impl Serialize) {
     say(&serde_json::to_string(figures).expect("numbers and names have a JSON form"));
 }
 
-/// Total cross entropy of all windows in nats, number of predicted tokens, and the bytes of text they stand for.
+/// Total cross entropy of all windows in nats, number of predicted tokens, and the bytes of text that they represent.
 struct Measured {
     nats: f64,
     predicted: usize,
@@ -250,8 +250,8 @@ fn is_same(a: &str, b: &str) -> bool {
     a == b || matches!((real(a), real(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Counts the bytes of text that tokens stand for, not counting ends of text. A character counts in proportion to how
-/// many of its tokens are predicted.
+/// Counts the bytes of text that tokens represent, excluding end-of-text tokens. A character counts in proportion to
+/// how many of its tokens are predicted.
 struct TextBytes {
     decoder: Decoder,
     end: Option<u32>,
@@ -265,7 +265,7 @@ impl TextBytes {
         Self { decoder: tokenizer.decoder(), end: tokenizer.eot(), waiting: [0; 2], bytes: 0.0 }
     }
 
-    /// Adds the next tokens, each with whether it is predicted.
+    /// Adds the next tokens, each with a flag that tells whether it is predicted.
     fn add(&mut self, tokens: impl Iterator<Item = (i32, bool)>) {
         for (token, predicted) in tokens.filter(|(token, _)| Some(*token as u32) != self.end) {
             self.waiting = [self.waiting[0] + 1, self.waiting[1] + usize::from(predicted)];

@@ -85,7 +85,7 @@ struct Text<'a> {
 enum Finish {
     /// It has the requested number of tokens.
     Length,
-    /// The end-of-text token was drawn.
+    /// An end-of-text token was sampled.
     EndOfText,
     /// A stop string was generated.
     Stop,
@@ -145,7 +145,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
         made += 1;
         let text = &mut continued[sequence];
         let flow = text.push(token);
-        // Stops if the reader is gone.
+        // Stops if the reader has disconnected.
         if streams && !print(text.take()) { ControlFlow::Break(()) } else { flow }
     };
     let (tokens, drafts) = match model.predicts_ahead() {
@@ -234,7 +234,7 @@ fn prompts(args: &GenerateArgs) -> Result<Vec<String>, GenerateCommandError> {
     }
 }
 
-/// The line above each of several texts, which may have lines of their own.
+/// The line above each of several texts, each of which may have several lines.
 fn heading([prompt, prompts]: [usize; 2], [sample, samples]: [usize; 2]) -> String {
     let part = |name, number, of| if of > 1 { Some(format!("{name} {number} of {of}")) } else { None };
     let parts = [part("prompt", prompt, prompts), part("sample", sample, samples)];
@@ -242,7 +242,7 @@ fn heading([prompt, prompts]: [usize; 2], [sample, samples]: [usize; 2]) -> Stri
     format!("--- {parts} ---")
 }
 
-/// Prints text; returns whether the reader is still there.
+/// Prints text; returns whether the reader is still connected.
 fn print(text: &str) -> bool {
     let mut out = io::stdout();
     let text = shown(text, out.is_terminal());

@@ -31,7 +31,7 @@ pub fn run(args: &ManArgs, mut command: Command) -> Result<(), ManError> {
         command = found.cloned().ok_or_else(|| ManError::NoCommand(name.clone()))?;
     }
     let mut page = vec![];
-    // The text after the help becomes a section of its own instead of lines of a paragraph.
+    // The text after the help becomes a separate section instead of lines of a paragraph.
     let command = command.after_help(None::<&str>);
     Man::new(command).source(source).render(&mut page)?;
     if args.command.is_none() {

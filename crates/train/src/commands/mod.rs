@@ -1,5 +1,5 @@
-//! Training and the subcommands. Each file holds a command's arguments, its errors, and its implementation; `values`
-//! parses what several of them take.
+//! Training and the subcommands. Each file holds a command's arguments, errors and implementation; `values` parses the
+//! values that several commands take.
 
 pub mod completions;
 pub mod config;

@@ -1,4 +1,4 @@
-//! Training, the command without a name.
+//! Training, which is the command without a subcommand.
 
 use super::values::{number, whole_number};
 use crate::config::{Config, ConfigError, Source, Validation, is_overridden, names_of, presets, strategy_called};
@@ -118,7 +118,7 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
         true => stop_at_once(Scratch::remover(launch)),
         false => stop_after_a_step(),
     }) {
-        // A script that restarts the run until it succeeds is done.
+        // A script that restarts the run until it succeeds can stop.
         Err(done @ (TrainError::Finished { .. } | TrainError::OutOfPatience { .. }))
             if args.resume.as_deref() == Some(Path::new(resume::AUTO)) =>
         {

@@ -1,5 +1,5 @@
-//! A configuration as commented YAML: each key with its purpose, its values and its default. The text comes from the
-//! doc comments of the keys, which `schemars` reads.
+//! A configuration as commented YAML: each key with its purpose, values and default. The text comes from the doc
+//! comments of the keys, which `schemars` reads.
 
 use serde_json::Value as Json;
 use yaml_serde::{Mapping, Value};
@@ -22,7 +22,7 @@ impl Config {
 }
 
 /// The Markdown reference: all keys at their defaults, as headings and code blocks. The `model` section of each family
-/// stands in its own block.
+/// has its own block.
 pub fn reference() -> String {
     let block = |heading: &str, yaml: &str| format!("## {heading}\n\n```yaml\n{yaml}```\n");
     let families = ModelConfig::families().into_iter();

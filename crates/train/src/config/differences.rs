@@ -9,8 +9,8 @@ use yaml_serde::Value;
 const FILLED_IN: &str = "parallel.adapted";
 
 impl Config {
-    /// Lines for each key whose value differs from `before`, and one for the learning rate if that of the step after
-    /// `done` steps differs: more steps stretch a cosine, for example.
+    /// Lines for each key whose value differs from `before`, and one for the learning rate if it differs in the step
+    /// after `done` steps: more steps stretch a cosine, for example.
     pub(crate) fn changes_since(&self, before: &Self, done: usize) -> Vec<String> {
         let [old, new] = [before, self].map(|config| yaml_serde::to_value(config).unwrap_or_default());
         let mut lines = vec![];

@@ -1,4 +1,4 @@
-//! The configured model as its family knows it.
+//! What the family of the configured model knows about it.
 
 use super::Config;
 use checkpoint::Parameter;
@@ -44,7 +44,7 @@ impl Config {
         self.family().parameter_count() as usize
     }
 
-    /// Number of parameters that a token passes: all but the routed experts that are not chosen for it.
+    /// Number of parameters that a token uses: all but those of the routed experts that are not chosen for it.
     pub(crate) fn active_parameters(&self) -> usize {
         let active = |parameter: &ParameterSpec| parameter.len() * parameter.active;
         self.family().parameters().iter().map(active).sum::<f64>().round() as usize

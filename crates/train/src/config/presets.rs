@@ -1,4 +1,4 @@
-//! The configurations built into Kiln, and those that a program adds with a model of its own.
+//! The configurations built into Kiln, and those that a program adds with its own model.
 
 use super::{ConfigError, check};
 use crate::program;
@@ -50,10 +50,11 @@ pub fn presets() -> Vec<Preset> {
     PRESETS.iter().chain(added.iter()).copied().collect()
 }
 
-/// Adds a family of the program's own, with a preset that has its name and its defaults.
+/// Adds the program's own model family, with a preset that has the name and the defaults of the family.
 ///
 /// # Panics
-/// See [`ModelConfig::add`]; also if the name is not of lower-case letters and digits, or is that of a preset of Kiln.
+/// See [`ModelConfig::add`]; also if the name has other characters than lower-case letters and digits, or is the name
+/// of one of Kiln's presets.
 pub(crate) fn add_family<C: Architecture>() {
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
     let is_name = C::TYPE.starts_with(|c: char| c.is_ascii_lowercase()) && C::TYPE.chars().all(is_plain);
@@ -62,7 +63,7 @@ pub(crate) fn add_family<C: Architecture>() {
     assert!(PRESETS.iter().all(|preset| preset.name != C::TYPE), "{} is the name of a preset of Kiln", C::TYPE);
     let mut added = ADDED.write().unwrap_or_else(PoisonError::into_inner);
     if added.iter().all(|preset| preset.name != C::TYPE) {
-        let yaml = format!("model: {{type: {}}}\n", C::TYPE).leak(); // kept as long as the program runs, like the others
+        let yaml = format!("model: {{type: {}}}\n", C::TYPE).leak(); // lives as long as the program, like the others
         added.push(Preset { name: C::TYPE, about: C::ABOUT, yaml });
     }
 }

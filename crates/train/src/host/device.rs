@@ -12,7 +12,7 @@ use burn::tensor::Device;
 use fsdp::{FloatType, Precision};
 
 /// Resolves a device name: `auto` is the first of `cuda`, `metal` and `vulkan` that the build supports and the machine
-/// has a GPU for, else `cpu`.
+/// has a GPU for, or else `cpu`.
 pub(crate) fn meant(name: &str) -> &str {
     match name {
         "auto" => gpus::KINDS.into_iter().find(|kind| gpus::has(kind)).unwrap_or("cpu"),
@@ -52,8 +52,8 @@ pub struct Devices {
 
 impl Devices {
     /// Assigns each of `ranks` ranks a device of the kind `name` (`cpu`, `cuda`, `vulkan`, `metal`), in turn if there
-    /// are fewer devices than ranks. `cuda:1` assigns that device to all; `auto` uses GPUs if there are any, else the
-    /// CPU.
+    /// are fewer devices than ranks. `cuda:1` assigns that device to all; `auto` uses GPUs if there are any, or else
+    /// the CPU.
     ///
     /// # Errors
     /// If this build or this machine has no such device, or something it needs is missing.

@@ -21,7 +21,7 @@ pub(crate) struct Launch {
 
 /// If all processes fail in the same way, only rank 0 reports it, and ends the others before they do.
 const AFTER_RANK_0: Duration = Duration::from_millis(500);
-/// A rank that fails because another one did gives that one this long to report why.
+/// A rank that fails because another rank failed gives that rank this long to report why.
 const AFTER_THE_FIRST: Duration = Duration::from_secs(2);
 
 impl Launch {

@@ -8,7 +8,7 @@ use std::{env, fs, thread};
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Machine {
     pub host: String,
-    /// Name of the processor if the system reports it, else its architecture.
+    /// Name of the processor if the system reports it, or else its architecture.
     pub cpu: String,
     pub cores: usize,
 }

@@ -1,4 +1,4 @@
-//! What a run finds: the machine, its devices, and how its ranks were started.
+//! The environment of a run: the machine, its devices, and how its ranks were started.
 
 pub(crate) mod device;
 pub(crate) mod launch;

@@ -22,7 +22,8 @@ pub(crate) fn units(config: &Config, loads: &ExpertLoads, parallel: &Parallel, d
     config.model.units(config.moe.as_ref(), &training, device)
 }
 
-/// Checks from shapes alone that the model can be sharded as configured: that of a program may have layers that cannot.
+/// Checks from shapes alone that the model can be sharded as configured: a program's own model may have layers that
+/// cannot be sharded.
 pub(crate) fn check(config: &Config) -> Result<(), FsdpError> {
     let units = units(config, &ExpertLoads::new(config.moe.as_ref()), &Parallel::default(), &Device::flex());
     let (world_size, micro_batches) = (config.parallel.gpus, config.micro_batches());

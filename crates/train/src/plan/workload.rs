@@ -1,4 +1,4 @@
-//! The configured micro-batch, as the costs of a model's calls depend on it.
+//! The configured micro-batch, on which the costs of a model's calls depend.
 
 use crate::config::Config;
 use crate::host::device;

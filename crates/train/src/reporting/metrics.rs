@@ -22,7 +22,7 @@ pub(crate) struct StepMetrics {
     pub aux_loss: f64,
     /// Global gradient norm before clipping; null in JSON if it is beyond fp16.
     pub grad_norm: f64,
-    /// Whether the gradients were beyond fp16, so that the parameters were not updated.
+    /// Whether the step was skipped because the gradients were beyond fp16.
     pub skipped: bool,
     /// Tokens trained on so far.
     pub tokens: u64,
@@ -37,7 +37,7 @@ pub(crate) struct StepMetrics {
     pub step_seconds: f64,
     /// Seconds of these spent waiting for data.
     pub data_wait_seconds: f64,
-    /// Seconds the previous step spent on a checkpoint, without the work done during training.
+    /// Seconds the previous step spent on a checkpoint, excluding the work done in the background.
     pub checkpoint_seconds: f64,
     /// Seconds since this process began to train.
     pub elapsed_seconds: f64,

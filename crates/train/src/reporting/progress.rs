@@ -80,7 +80,7 @@ impl Eta {
 }
 
 impl Progress {
-    /// The progress of a run of `steps` steps, of which `done` are made.
+    /// The progress of a run of `steps` steps, `done` of which are made.
     pub fn new(steps: usize, done: usize, says: Says) -> Self {
         let doing = Arc::new(Mutex::new(Doing::new("starting")));
         let mut progress = Self { bar: None, steps, says, doing, eta: Mutex::default() };

@@ -9,7 +9,7 @@ use crate::reporting::metrics::StepMetrics;
 use indicatif::FormattedDuration;
 use std::time::Duration;
 
-/// What follows a step.
+/// What comes after a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Then {
     /// The end, or steps of unknown duration.

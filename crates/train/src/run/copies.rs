@@ -50,7 +50,7 @@ pub(crate) fn compare(folder: &Folder, step: u64, ranks: usize) -> Result<(), Tr
 /// before comparing them.
 ///
 /// # Errors
-/// If a file cannot be read, so that the answer is unknown.
+/// If a file cannot be read, because the answer is then unknown.
 pub(crate) fn are_same(partial: &Path, ranks: usize) -> Result<bool, CheckpointError> {
     match read_all(partial, ranks) {
         Ok(of_ranks) if compare_copies(of_ranks.iter().map(Vec::as_slice)).is_ok() => {

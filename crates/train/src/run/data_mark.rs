@@ -39,7 +39,7 @@ pub(crate) fn change(checkpoint: &Checkpoint, source: &str, data: &Prepared) -> 
     if !checkpoint.index().extra().iter().any(|file| file.name == FILE) {
         return Ok(None);
     }
-    // A format written by a later version is no reason not to resume.
+    // A format written by a later version must not prevent resuming.
     let Ok(before) = serde_json::from_slice::<Mark>(&checkpoint.read_file(FILE)?) else { return Ok(None) };
     let now = Mark::of(source, data)?;
     Ok((before.fingerprint != now.fingerprint).then(|| {

@@ -1,5 +1,5 @@
-//! A checkpoint's record of the tokens that end a text, beside the one that its tokenizer knows: imported models may
-//! have several.
+//! A checkpoint's record of the tokens that end a text, in addition to the one that its tokenizer knows: imported
+//! models may have several.
 
 use checkpoint::{Checkpoint, CheckpointError};
 use data::Tokenizer;

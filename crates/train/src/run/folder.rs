@@ -139,7 +139,7 @@ impl RunFolder {
     /// Rejects a restart of a run that keeps no checkpoints and has made all its steps.
     pub fn expect_unfinished(&self, steps: usize) -> Result<(), TrainError> {
         if config_in(&self.path).is_ok_and(|config| config.checkpoint.keep > 0) {
-            return Ok(()); // it ended before its last one was written
+            return Ok(()); // it ended before its last line was written
         }
         let text = String::from_utf8(read_regular(&self.metrics()).unwrap_or_default()).unwrap_or_default();
         let last = text.lines().rev().find_map(|line| {

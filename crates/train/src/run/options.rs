@@ -20,7 +20,7 @@ pub struct RunOptions {
     pub resume: Option<PathBuf>,
     /// The newest checkpoint of the resumed run at the time it was looked up.
     pub newest: Option<PathBuf>,
-    /// Whether to load only the matching parameters, from a checkpoint of another model.
+    /// Whether to load only the matching parameters, from a checkpoint of a different model.
     pub partial: bool,
     /// Whether the configuration's tokenizer replaces the checkpoint's.
     pub new_tokenizer: bool,

@@ -34,18 +34,18 @@ pub(crate) struct Resume {
     /// The checkpoint's folder.
     pub path: PathBuf,
     pub index: Index,
-    /// Read by all ranks of this process and then closed, because open files would keep their disk space after a
+    /// All ranks of this process read it and then close it, because open files would keep their disk space after a
     /// removal.
     checkpoint: Checkpoint,
     /// Whether all ranks belong to this process.
     ranks_are_here: bool,
-    /// Which parameters are taken; `None` takes all, because they match the model's.
+    /// The parameters that are taken; `None` takes all, because they match the model's.
     pub partial: Option<Partial>,
     /// Whether the run continues in its own folder.
     pub in_place: bool,
     /// The tokenizer's files, unchanged, if the checkpoint's tokenizer is kept.
     pub tokenizer: Option<Vec<(String, Vec<u8>)>>,
-    /// Whether another tokenizer replaces the checkpoint's.
+    /// Whether a different tokenizer replaces the checkpoint's.
     pub new_tokenizer: bool,
     /// The best validation so far, if the run still keeps its checkpoint and validates on the same data.
     pub best: Option<Best>,

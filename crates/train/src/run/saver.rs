@@ -10,7 +10,7 @@
 //! Keeping the tensors costs no copy: the optimizer's next step does not overwrite a tensor that is being written. A
 //! rank marks that it is done in the checkpoint's folder, where rank 0's thread looks for it, so no step and no
 //! collective waits for a disk. Only the next checkpoint and the end of the run wait, in rounds of one small sum each,
-//! so that a failing rank is noticed at once.
+//! so a failing rank is noticed at once.
 
 use crate::config::CheckpointConfig;
 use crate::error::TrainError;
@@ -52,7 +52,7 @@ struct Save {
     kept: Vec<u64>,
     started: Instant,
     written: Arc<Written>,
-    /// Set once nobody waits for the other ranks any more.
+    /// Set once this rank no longer waits for the other ranks.
     given_up: Arc<AtomicBool>,
     /// Returns the folder on rank 0, unless it has given up.
     thread: Option<JoinHandle<Result<Option<PathBuf>, TrainError>>>,

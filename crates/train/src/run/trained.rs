@@ -1,5 +1,5 @@
-//! What a run has trained on, by sequence length. With it, a run resumed with another length sees no token twice in an
-//! epoch.
+//! What a run has trained on, by sequence length. With it, a run that is resumed with a different length sees no token
+//! twice in an epoch.
 //!
 //! A checkpoint's `config.yaml` has the length of the run that wrote it; its `trained.json` has what was trained on
 //! before that run began.
@@ -13,8 +13,8 @@ use data::Trained;
 /// The file in a checkpoint.
 pub(crate) const FILE: &str = "trained.json";
 
-/// The file for checkpoints of a run that began with this already trained; `None` if all of it had this run's length
-/// and order.
+/// The file for checkpoints of a run that began after this training; `None` if all of it had this run's length and
+/// order.
 pub(crate) fn file(trained: &[Trained], train: &TrainConfig) -> Option<(String, Vec<u8>)> {
     let json = serde_json::to_vec_pretty(trained).expect("numbers have a JSON form");
     let other = |part: &Trained| (part.seed, part.seq_len) != (train.seed, train.seq_len);

@@ -44,7 +44,7 @@ impl BatchMaker {
         }
     }
 
-    /// Whether documents are masked from each other, so that some positions have no next token.
+    /// Whether documents are masked from each other; some positions then have no next token.
     pub fn documents_apart(&self) -> bool {
         self.border.is_some()
     }
@@ -97,7 +97,7 @@ impl BatchMaker {
         check_tokens(batch.inputs.iter().chain(&batch.targets).map(|token| *token as u32), self.vocab_size)?;
         let (t, device, context) = (batch.seq_len, &self.device, &self.ranks.cp);
         let padded = t.next_multiple_of(SequenceRanks::divisor(self.ranks.tp.size(), context.size()));
-        // Each padding position is a document of its own.
+        // Each padding position is a separate document.
         let starts = self.border.map(|end| pad(batch.first_keys(end), t, padded, |place| place as i32));
         let documents = starts.map(|starts| Documents::new(starts, padded, context, device));
         let rows = TokenRows {

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 /// The sequences of the data that a rank computes in each step.
 ///
-/// Steps take one global batch after another in the data's order, independent of the number of ranks. A run resumed
-/// with another batch size or length continues with the sequences it has not seen. If documents are packed into rows of
-/// several lengths, the content of a step depends only on its number, the seed and the batch sizes.
+/// Steps take one global batch after another in the data's order, independent of the number of ranks. A run that is
+/// resumed with a different batch size or length continues with the sequences that it has not seen. If documents are
+/// packed into rows of several lengths, the content of a step depends only on its number, the seed and the batch sizes.
 #[derive(Debug, Clone)]
 pub(crate) struct Batches {
     /// One portion per row length.
@@ -126,7 +126,7 @@ mod tests {
         Dataset::new((0..20_000).collect(), 16).unwrap()
     }
 
-    /// Batches of a run that trained with other batch sizes or lengths before.
+    /// Batches of a run that trained with different batch sizes or lengths before.
     fn after(trained: &[Trained], (global_batch_size, seq_len): (usize, usize), rank: (usize, usize)) -> Batches {
         let train = TrainConfig { global_batch_size, micro_batch_size: Some(2), seq_len, ..TrainConfig::default() };
         let windows = Arc::new(Windows::new(&dataset(), trained, train.seed, seq_len));

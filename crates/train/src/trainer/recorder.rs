@@ -36,7 +36,7 @@ struct Rank0<'a> {
 }
 
 impl<'a> Recorder<'a> {
-    /// Opens the records in the folder of a run of which `done` steps are made; a resumed run appends. `warnings_only`
+    /// Opens the records in the folder of a run that has made `done` steps; a resumed run appends. `warnings_only`
     /// restricts the log to warnings.
     pub fn open(
         folder: &RunFolder,
@@ -160,7 +160,7 @@ impl<'a> Recorder<'a> {
         self.scalars(*step, &values)
     }
 
-    /// Records memory and communication; with `tell`, the memory is shown to the user too.
+    /// Records memory and communication; with `tell`, also shows the memory to the user.
     pub fn usage(&mut self, m: &UsageMetrics, tell: bool) -> Result<(), TrainError> {
         self.detail(&m.memory_line(), tell);
         m.traffic_line().iter().for_each(|line| self.log(line));
@@ -172,13 +172,13 @@ impl<'a> Recorder<'a> {
         self.scalars(m.step, &values)
     }
 
-    /// Records the times of a step's stages; with `tell`, they are shown to the user too.
+    /// Records the times of a step's stages; with `tell`, also shows them to the user.
     pub fn stages(&mut self, m: &StageMetrics, tell: bool) -> Result<(), TrainError> {
         self.detail(&m.to_string(), tell);
         self.metrics(m)
     }
 
-    /// Records the expert loads of a step; with `tell`, they are shown to the user too.
+    /// Records the expert loads of a step; with `tell`, also shows them to the user.
     pub fn experts(&mut self, m: &ExpertMetrics, tell: bool) -> Result<(), TrainError> {
         self.detail(&m.to_string(), tell);
         self.metrics(m)?;
@@ -200,7 +200,7 @@ impl Log {
         Ok(())
     }
 
-    /// A log that cannot be written is no reason to end a run.
+    /// A log that cannot be written must not end a run.
     fn write(&mut self, text: &str) {
         if self.file.is_none() {
             let _ = self.open();

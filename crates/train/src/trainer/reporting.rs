@@ -82,8 +82,8 @@ impl Trainer<'_> {
         }
     }
 
-    /// Reports memory and communication of rank 0, and the expert loads over all ranks; with `tell`, they are shown to
-    /// the user too.
+    /// Reports memory and communication of rank 0, and the expert loads over all ranks; with `tell`, also shows them to
+    /// the user.
     pub fn report(&mut self, step: usize, tell: bool) -> Result<(), TrainError> {
         let usage = UsageMetrics::new(step, self.rank, &self.fsdp.memory(), &self.device, &self.fsdp.traffic());
         self.recorder.usage(&usage, tell)?;

@@ -22,7 +22,8 @@ impl Trainer<'_> {
         self.is_due && self.skips == 0
     }
 
-    /// What rank 0 contributes to every step: 1 if a checkpoint is due by its clock. All ranks then decide alike.
+    /// What rank 0 contributes to every step: 1 if a checkpoint is due by its clock. All ranks then make the same
+    /// decision.
     pub fn is_time(&self) -> f64 {
         let due = |minutes: f64| self.saved_at.elapsed().as_secs_f64() >= 60.0 * minutes;
         let minutes = self.job.config.checkpoint.every_minutes.filter(|_| self.rank == 0);
@@ -74,8 +75,8 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Reports older checkpoints that could not be removed, which is no reason to end a run; with `wait`, waits until
-    /// they are removed.
+    /// Reports older checkpoints that could not be removed, which must not end a run; with `wait`, waits until they are
+    /// removed.
     pub fn tell_pruned(&mut self, wait: bool) {
         if let Some(error) = self.saver.pruned(wait) {
             self.recorder.say(&format!("older checkpoints stay: {}", hints::checkpoint(&error)));

@@ -50,7 +50,7 @@ impl Trainer<'_> {
         let (rank, ranks) = self.fsdp.data_parallel();
         let micro = self.batches.micro_batch_size();
         let (mut sum, mut count, mut counts) = (0.0, 0.0, RowCounts::default());
-        // As many micro-batches at a time as keep a pipeline's stages busy.
+        // Enough micro-batches at a time to keep a pipeline's stages busy.
         let (_, stages) = self.fsdp.stage();
         let at_once = if stages > 1 { 4 * stages } else { 1 };
         let rounds: Vec<_> = windows.chunks(micro * ranks).collect();
@@ -76,14 +76,14 @@ impl Trainer<'_> {
             }
         }
         let counts = self.over_ranks(counts)?;
-        // A rank without any window decides like the others.
+        // A rank without any window makes the same decision as the others.
         if counts.positions > 0.0 && counts.labels == 0.0 {
             return Ok(Loss::NoLabel);
         }
         Ok(Loss::Nats(sum / count * counts.scale()))
     }
 
-    /// Whether a validation is better than all before it, so that its checkpoint is kept.
+    /// Whether a validation is better than all before it; its checkpoint is then kept.
     pub fn is_best(&mut self, step: usize, val_loss: f64) -> bool {
         let CheckpointConfig { keep, keep_best, .. } = self.job.config.checkpoint;
         let is_best =

@@ -3,7 +3,7 @@
 use crate::program;
 use strsim::jaro_winkler;
 
-/// Minimum similarity for a word to count as a misspelling, because any word may stand in a command's place.
+/// Minimum similarity for a word to count as a misspelling, because any word may appear in a command's place.
 const ALIKE: f64 = 0.9;
 
 /// Flags, written with underscores, with a tip, in which `{program}` is the program's name.

@@ -1,9 +1,9 @@
-//! A CUDA GPU as copies between GPUs see it: its context, a stream for copies into it, and the ordering of those copies
-//! with all other work on the GPU.
+//! What copies between CUDA GPUs need to know of one GPU: its context, a stream for copies into it, and the ordering of
+//! those copies with all other work on the GPU.
 //!
 //! CubeCL does not expose its streams, so events cannot be recorded in them. Instead, events are recorded for the whole
-//! context (`cuCtxRecordEvent`, `cuCtxWaitEvent`, CUDA 12.5 and later), and the host waits for nothing. Older drivers
-//! lack these calls, and the host waits.
+//! context (`cuCtxRecordEvent`, `cuCtxWaitEvent`, CUDA 12.5 and later), and the host does not wait. Older drivers lack
+//! these calls, and the host waits.
 
 use cudarc::driver::DriverError;
 use cudarc::driver::result::{self, event, stream};

@@ -88,7 +88,7 @@ impl Drop for Source {
     fn drop(&mut self) {
         let done = std::mem::take(self.done.get_mut().unwrap_or_else(PoisonError::into_inner));
         if done.iter().any(|done| self.memory.card.wait_for(done).is_err()) {
-            // The GPU is lost. Never hand out its memory again.
+            // The GPU is lost. Its memory must never be reused.
             let held = self.memory.held.get_mut().unwrap_or_else(PoisonError::into_inner);
             std::mem::forget(std::mem::replace(held, Box::new(())));
         }
@@ -118,7 +118,7 @@ pub fn fill<'a>(tensors: impl Iterator<Item = &'a (Payload, Vec<Piece<'a>>)> + C
             assert!(bytes.end <= from.bytes && start + len <= memory.bytes, "a piece does not fit");
             if len > 0 {
                 card.copies_wait_for(&source.ready);
-                // SAFETY: both ranges lie within memory that is held until `done`, or until all later work waits for
+                // SAFETY: both ranges are within memory that is held until `done`, or until all later work waits for
                 // it. The copy comes after `ready` and after earlier uses of the new memory.
                 unsafe { card.copy(memory.address + start as u64, from.card, from.address + bytes.start as u64, len) };
             }

@@ -29,8 +29,8 @@ pub(crate) struct DeferredWeights {
     now: Vec<Option<Tensor<1>>>,
     later: Deferred,
     weights: Weights,
-    /// The memory that is counted meanwhile: the inputs of the deferred gradients, and the gradients that are already
-    /// available.
+    /// The memory that is counted in the meantime: the inputs of the deferred gradients, and the gradients that are
+    /// already available.
     held: [MemoryGuard; 2],
 }
 

@@ -1,4 +1,4 @@
-//! Saving a model on disk, and resuming from there with other ranks.
+//! Saving a model on disk, and resuming from it with different ranks.
 
 use super::{Fsdp, Unloaded};
 use crate::shard::pieces::{pieces, read_part};
@@ -26,7 +26,7 @@ impl<B: 'static> Fsdp<B> {
             ..Index::default()
         };
         let begin = || {
-            // What a killed process may have left would be taken for a part of this checkpoint.
+            // Leftovers of a killed process would otherwise be taken for parts of this checkpoint.
             if folder.partial(step).exists() {
                 folder.discard(step)?
             }
@@ -65,7 +65,7 @@ impl<B: 'static> Unloaded<B> {
     ///
     /// # Errors
     /// Returns an error if the folder is not a complete checkpoint of this model, if it lacks a state that an optimizer
-    /// needs, or if a rank fails. A state that the optimizer has no use for is dropped.
+    /// needs, or if a rank fails. A state that the optimizer does not use is dropped.
     pub fn load(self, checkpoint: impl AsRef<Path>) -> Result<Fsdp<B>, FsdpError> {
         let checkpoint = Checkpoint::open(checkpoint.as_ref())?;
         let Index { optimizer_steps, loss_scale, .. } = checkpoint.index();

@@ -61,7 +61,7 @@ impl<B: 'static> Fsdp<B> {
         Progress { optimizer_steps: self.optimizer_steps, loss_scale: self.loss_scale.state() }
     }
 
-    /// Returns the shards that other ranks hold too.
+    /// Returns the shards that other ranks also hold.
     fn copies(&self) -> Copies {
         Copies(self.units.iter().flat_map(ShardedUnit::copies).collect())
     }

@@ -103,8 +103,8 @@ impl<B: 'static> Fsdp<B> {
     }
 
     fn step_units(&mut self, lr: f64, scale: &GradientScale) -> Result<(), FsdpError> {
-        // The replica of a unit is in flight while the next unit steps. More would take more memory, because the old
-        // replicas still exist.
+        // The replica of a unit is in flight while the next unit steps. More replicas in flight would take more memory,
+        // because the old replicas still exist.
         let mut under_way = None;
         for i in 0..self.units.len() {
             self.units[i].step(lr, scale);

@@ -1,7 +1,7 @@
 //! Leaves of a graph on a device, whose memory can be freed and refilled.
 //!
 //! To Burn's fusion a tensor is a number, and a table maps the number to memory. A graph holds the number. Its leaf
-//! thus stays the same tensor while it has no memory, and while it has the memory of another tensor.
+//! thus remains the same tensor while it has no memory, and when it gets the memory of another tensor.
 //!
 //! ```text
 //! forward           leaf 17 ─> gathered buffer            (views of one buffer)

@@ -1,4 +1,4 @@
-//! Memory that graphs refer to although it does not always exist.
+//! Memory that graphs refer to even while it does not exist.
 //!
 //! The autodiff graph of a forward keeps the parameters that its backward will read, and through these views the buffer
 //! into which they were gathered. Here the graph stays, while the buffer is freed and refilled before the backward.

@@ -22,7 +22,7 @@ impl Body {
     fn of<const N: usize>(problem: &Problem, gradients: [(&HeadRows, usize); N]) -> Self {
         let widths = problem.widths;
         let inputs = [(&problem.q, widths.qk()), (&problem.k, widths.nope), (&problem.v, widths.v)];
-        // The rotated part of a query begins inside of its row.
+        // The rotated part of a query begins inside its row.
         let parts = [(&problem.q, widths.nope), (&problem.k_rope, widths.rope)];
         let all = inputs.into_iter().chain(parts).chain(gradients);
         let vector = all.map(|(rows, width)| rows.vector_size(width)).min().unwrap_or(1);
@@ -45,7 +45,7 @@ impl Body {
         {
             return Self::Mma(shape);
         }
-        // Large tiles bring little on CubeCL's CPU runtime.
+        // Large tiles gain little on CubeCL's CPU runtime.
         let tiles = if hardware.num_cpu_cores.is_some() { [16, 8, 4].as_slice() } else { &[64, 32, 16, 8, 4] };
         let shapes = tiles.iter().map(|tile| simt::SimtShape { widths, tile: *tile, dropout, documents });
         let shape = shapes.into_iter().find(|shape| shape.shared_memory() <= hardware.max_shared_memory_size);

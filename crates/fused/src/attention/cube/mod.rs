@@ -19,7 +19,7 @@
 //! The backward launches `attention_delta`, `attention_dkv` and `attention_dq`, and for a rotated key
 //! `attention_sum_heads`, the sum of its gradient over heads. A single cube computes each sum, so results are
 //! reproducible bit for bit. Layouts differ only in the location of rows ([`rows`]). The rotated parts of latent
-//! attention are rotated in shared memory after they are read; from there on the layouts do not differ.
+//! attention are rotated in shared memory after they are read; after that, the layouts do not differ.
 //!
 //! [`simt`] runs on any device, [`mma`] on tensor cores.
 
@@ -223,7 +223,7 @@ impl AttentionBackwardOps for CubeBackend {
     }
 }
 
-/// Makes first keys contiguous: kernels index them across all sequences, whose rows a device may lay out with gaps.
+/// Makes first keys contiguous: kernels index them across all sequences, and a device may leave gaps between rows.
 fn lying_together(first_keys: CubeTensor) -> CubeTensor {
     if first_keys.meta.num_elements() == 0 { first_keys } else { contiguous(first_keys, DType::I32) }
 }

@@ -64,7 +64,7 @@ impl EmbeddingOps for CubeBackend {
     }
 }
 
-/// `width` is that of a row in vectors.
+/// `width` is the width of a row in vectors.
 #[cube(launch, address_type = "dynamic")]
 fn embedding_kernel<F: Float, I: Int, V: Size>(
     weight: &[Vector<F, V>],

@@ -13,10 +13,10 @@ use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Fewest tokens of a chunk. Each is compared with those before it in the chunk: with 256 units, 512 comparisons per
-/// unit.
+/// Minimum number of tokens of a chunk. Each token is compared with those before it in the chunk: with 256 units, 512
+/// comparisons per unit.
 const CHUNK: usize = 512;
-/// Most chunks; larger inputs get longer chunks instead,
+/// Maximum number of chunks; larger inputs get longer chunks instead,
 const CHUNKS: usize = 128;
 /// as long as a chunk's tokens fit into 32 KB of shared memory.
 const LONGEST: usize = 8192;

@@ -16,8 +16,8 @@
 //! then waits for 2,000 / 64 = 31 parts and for fewer than 64 places: 8 + 16 times. That makes 40 microseconds instead
 //! of 2 ms. The cost is memory traffic: the parts for 64 rows of `dy` in bf16 are 1/32 of their size, written and read.
 //!
-//! More places at a time would take more than 32 registers, so that fewer cubes fit on a multiprocessor. Most of 50,304
-//! rows have nothing to add and wait only for their starts.
+//! More places at a time would take more than 32 registers, so fewer cubes would fit on a multiprocessor. Most of
+//! 50,304 rows have nothing to add and wait only for their starts.
 
 use super::sort::Sorted;
 use crate::cube::launch::{Elements, address_type, empty, over_rows, vector_size};
@@ -130,8 +130,8 @@ fn add<F: Float, V: Size>(
     sum
 }
 
-/// `width` is that of a row in vectors, `block` the number of rows per entry of `blocks`, `len` the largest number of
-/// parts.
+/// `width` is the width of a row in vectors, `block` the number of rows per entry of `blocks`, `len` the largest number
+/// of parts.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn embedding_parts_kernel<F: Float, I: Int, V: Size>(
     d_y: &[Vector<F, V>],

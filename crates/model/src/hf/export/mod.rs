@@ -20,7 +20,7 @@ use write::write_shard;
 pub struct ExportOptions<'a> {
     /// Type of the weights. The selection bias is always f32, as on the hub and in transformers.
     pub dtype: Dtype,
-    /// Maximum bytes of tensors per file; a single larger tensor gets a file of its own.
+    /// Maximum bytes of tensors per file; a single larger tensor gets its own file.
     pub max_shard_bytes: u64,
     /// The tokens that end a text, the tokenizer's first.
     pub end_of_text: &'a [u32],

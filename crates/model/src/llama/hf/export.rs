@@ -13,7 +13,7 @@ pub(super) fn model_type(config: &LlamaConfig, moe: Option<&MoeConfig>) -> &'sta
         (true, false) => "mixtral",
         (false, true) => "qwen3",
         (false, false) if config.qkv_bias => "qwen2",
-        // A llama of transformers needs a width that its heads divide, even if it has a head_dim.
+        // A `llama` in transformers needs a width that its heads divide, even if it has a `head_dim`.
         (false, false) if has_window(config) || !config.hidden_size.is_multiple_of(config.num_attention_heads) => {
             "mistral"
         }

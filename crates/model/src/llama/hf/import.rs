@@ -96,7 +96,7 @@ fn refuse_unsupported(folder: &Folder, json: &LlamaJson) -> Result<(), ModelErro
     if let Some(act) = json.hidden_act.as_deref().filter(|act| !is_silu(act)) {
         return refuse(format!("hidden_act \"{act}\""));
     }
-    // It adds a bias to the output projection too. Mistral and Mixtral have no such key.
+    // It also adds a bias to the output projection. Mistral and Mixtral have no such key.
     let has_key = !matches!(&json.model_type[..], "mistral" | "mixtral" | "qwen2");
     if has_key && json.attention_bias == Some(true) {
         return refuse("attention_bias true".into());
@@ -129,7 +129,7 @@ fn windows(folder: &Folder, json: &LlamaJson) -> Result<(Option<usize>, usize), 
     }
 }
 
-/// The number of leading layers that `layer_types` gives no window; all others must have one.
+/// The number of leading layers without a window in `layer_types`; all others must have one.
 fn layers_without_window(folder: &Folder, json: &LlamaJson) -> Result<Option<usize>, ModelError> {
     let Some(types) = &json.layer_types else { return Ok(None) };
     if types.len() != json.num_hidden_layers {

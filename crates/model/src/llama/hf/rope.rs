@@ -7,7 +7,7 @@ use crate::{RopeScaling, RopeType};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// The keys outside of a section.
+/// The keys outside a section.
 #[derive(Deserialize)]
 struct OuterJson {
     rope_theta: Option<f64>,
@@ -36,8 +36,8 @@ struct RopeJson {
 
 /// Reads base and scaling of the frequencies; the base defaults to `theta`, the original context to `context`.
 ///
-/// As in transformers, `rope_scaling` goes before `rope_parameters`, a base inside of them before one outside, and an
-/// original context outside before one inside.
+/// As in transformers, `rope_scaling` takes precedence over `rope_parameters`, a base inside them over one outside, and
+/// an original context outside over one inside.
 pub(super) fn read(folder: &Folder, theta: f64, context: usize) -> Result<(f64, Option<RopeScaling>), ModelError> {
     let config = folder.config();
     let is_given = |key: &&str| !config[*key].is_null() && config[*key].as_object().is_none_or(|keys| !keys.is_empty());

@@ -32,7 +32,7 @@ use fused::cube::offline::{KernelCase, buffer};
 const SHARED_MEMORY: usize = 48 * 1024;
 /// Target number of chunks for the scan, unless there is too little work.
 const CHUNKS: usize = 256;
-/// Fewest assignments per unit.
+/// Minimum number of assignments per unit.
 const ITEMS: usize = 8;
 /// Number of strips into which the scan divides an expert's chunks, if a cube has enough units.
 const STRIPS: usize = 8;
@@ -242,7 +242,7 @@ fn dispatch_scan_kernel(
     }
 }
 
-/// `sorted` stands for [`RowLayout::Sorted`].
+/// `sorted` selects [`RowLayout::Sorted`].
 #[cube(launch)]
 fn dispatch_place_kernel(
     totals: &[i32],

@@ -17,8 +17,8 @@
 //! expert_offsets[e]  first row of expert e
 //! ```
 //!
-//! The number of rows is that of the worst case, so no count has to be read back: all kept assignments, plus a tile
-//! less one row for each expert. Rows from the last entry of `expert_offsets` on are empty.
+//! The number of rows is the worst case, so no count has to be read back: all kept assignments, plus one tile minus one
+//! row for each expert. Rows from the last entry of `expert_offsets` on are empty.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -153,7 +153,7 @@ impl Dispatched {
     }
 }
 
-/// The operation. It has no gradient: under autodiff it is that of the backend below.
+/// The operation. It has no gradient: under autodiff, the backend below runs it.
 #[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
 #[allow(clippy::type_complexity)]
 pub(crate) trait DispatchOps: Backend {

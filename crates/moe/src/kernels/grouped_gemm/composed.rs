@@ -14,7 +14,7 @@ pub(super) fn grouped_gemm(x_rp: Tensor<2>, weight_epq: Tensor<3>, expert_offset
     if filled == 0 {
         return zeros(r);
     }
-    // What stands in unfilled places does not matter: no row of the result comes from there.
+    // The contents of unfilled places do not matter: no row of the result comes from them.
     let row_of_place = padding.row_of_place.into_iter().map(|row| row.unwrap_or(0)).collect();
     let x_elp = x_rp.clone().select(0, indices(row_of_place, &device)).reshape([e, longest, p]);
     let y_elq = x_elp.matmul(weight_epq);
@@ -28,7 +28,7 @@ pub(super) fn weight_gradient(x_rp: Tensor<2>, d_y_rq: Tensor<2>, expert_offsets
     if longest == 0 {
         return Tensor::zeros([e, p, q], (&device, x_rp.dtype()));
     }
-    // In unfilled places stands a row of zeros.
+    // Unfilled places contain a row of zeros.
     let x_rp = Tensor::cat(vec![x_rp.clone(), Tensor::zeros([1, p], (&device, x_rp.dtype()))], 0);
     let d_y_rq = Tensor::cat(vec![d_y_rq.clone(), Tensor::zeros([1, q], (&device, d_y_rq.dtype()))], 0);
     let rows = indices(row_of_place.into_iter().map(|row| row.unwrap_or(r)).collect(), &device);
@@ -36,7 +36,7 @@ pub(super) fn weight_gradient(x_rp: Tensor<2>, d_y_rq: Tensor<2>, expert_offsets
     x_elp.swap_dims(1, 2).matmul(d_y_rq.select(0, rows).reshape([e, longest, q]))
 }
 
-/// Where the rows of the segments lie if all segments have the length of the longest.
+/// The places of the segments' rows if all segments are padded to the longest.
 struct Padding {
     longest: usize,
     /// The row in each place, if it is filled: `longest` places for each expert.

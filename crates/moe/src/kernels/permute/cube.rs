@@ -51,7 +51,7 @@ impl PermuteOps for CubeBackend {
     }
 }
 
-/// `width` is that of a row in vectors.
+/// `width` is the width of a row in vectors.
 #[cube(launch, address_type = "dynamic")]
 fn permute_kernel<F: Float, V: Size>(
     x: &[Vector<F, V>],

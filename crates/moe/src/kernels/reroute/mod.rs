@@ -1,4 +1,4 @@
-//! `reroute`: replaces a full expert by the token's next-best expert with room.
+//! `reroute`: replaces a full expert with the token's next-best expert that has room.
 //!
 //! Assignments of a sequence are placed one after another, in the order of [`dispatch`](super::dispatch). Choice `j` of
 //! a token goes to its candidate `j`. If that expert is full, it goes to the first of the token's reserves (candidates
@@ -62,7 +62,7 @@ pub fn reroute(candidates_cn: Tensor<2, Int>, rule: RerouteRule) -> Tensor<2, In
     Tensor::from_dispatch(Dispatch::moe_reroute(candidates_cn.into_dispatch(), rule))
 }
 
-/// The operation. It has no gradient: under autodiff it is that of the backend below.
+/// The operation. It has no gradient: under autodiff, the backend below runs it.
 #[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
 pub(crate) trait RerouteOps: Backend {
     /// Maps `candidates_cn` to `experts_kn`, with -1 if no candidate had room.

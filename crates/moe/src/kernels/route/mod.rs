@@ -44,7 +44,7 @@ pub struct SelectRule {
     pub topk_group: usize,
     /// Number of a group's best experts whose sum is its score: 2 with a bias, otherwise 1.
     pub group_best: usize,
-    /// The choice score of experts outside of the chosen groups.
+    /// The choice score of experts outside the chosen groups.
     pub mask: f32,
     /// Noise on the choice.
     pub noise: Option<Noise>,

@@ -18,7 +18,7 @@ use std::path::Path;
 pub struct Question {
     context: String,
     endings: Vec<String>,
-    /// Index of the right ending.
+    /// Index of the correct ending.
     label: usize,
 }
 
@@ -73,8 +73,8 @@ fn parse(line: &str) -> Result<Question, String> {
     Ok(Question { context, endings, label })
 }
 
-/// Splits into the text before the ending, and the ending with its leading space. The space is that of the ending
-/// itself, else that at the end of the context, else a single one.
+/// Splits into the text before the ending, and the ending with its leading space. The space comes from the ending
+/// itself, otherwise from the end of the context, otherwise a single space is added.
 fn joined(context: &str, ending: &str) -> (String, String) {
     let before = context.trim_end();
     let tail = match (ending.starts_with(char::is_whitespace), &context[before.len()..]) {
@@ -85,8 +85,8 @@ fn joined(context: &str, ending: &str) -> (String, String) {
     (before.to_string(), tail)
 }
 
-/// Prints how often the right ending has the highest log-probability, and the highest per character (`acc` and
-/// `acc_norm` of EleutherAI's lm-evaluation-harness).
+/// Prints how often the correct ending has the highest log-probability, and the highest log-probability per character
+/// (`acc` and `acc_norm` of EleutherAI's lm-evaluation-harness).
 pub fn answer(questions: &[Question], saved: &Saved, args: &EvalArgs) -> Result<(), EvalError> {
     let (device, tokenizer) = (device::of_command(&args.device)?, saved.tokenizer(args.tokenizer.as_ref())?);
     let model = saved.model(&device)?;

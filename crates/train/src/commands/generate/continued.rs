@@ -40,7 +40,7 @@ impl<'a> Continued<'a> {
         }
     }
 
-    /// The text that is new since the last call and final: without a possible beginning of a stop string.
+    /// The text that is new since the last call and final: it excludes a possible beginning of a stop string.
     pub fn take(&mut self) -> &str {
         let held = if self.stopped || self.decoder.is_none() { 0 } else { self.held() };
         let (from, to) = (self.taken, self.text.len() - held);

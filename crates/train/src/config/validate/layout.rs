@@ -1,4 +1,4 @@
-//! Checks that the sizes of a layout fit each other and the model.
+//! Checks that the sizes of a layout are compatible with each other and with the model.
 
 use super::{MAX_RANKS, require};
 use crate::config::{Config, ConfigError, ParallelConfig};
@@ -7,8 +7,8 @@ use crate::host::device;
 use fsdp::Strategy;
 
 impl Config {
-    /// Rejects an invalid layout and says what would fit. Messages of [`Self::validate_layout`] name no number of ranks
-    /// and no flag, so that only layouts that pass all checks are advised.
+    /// Rejects an invalid layout and says what would fit. The messages of [`Self::validate_layout`] name no number of
+    /// ranks and no flag, so the only layouts that Kiln recommends are those that pass all checks.
     pub(crate) fn validate_parallel(&self) -> Result<(), ConfigError> {
         self.validate_layout().map_err(|error| match error {
             ConfigError::Invalid(why) => ConfigError::Invalid(why + &self.what_fits()),

@@ -50,7 +50,7 @@ impl Config {
     /// then the smallest total reduction.
     fn nearest_layout(&self) -> Option<Vec<String>> {
         let ParallelConfig { pp, dp_replicate, ep, tp, cp, strategy, .. } = self.parallel;
-        let is_ddp = strategy == Strategy::Ddp; // its replicas are what the others leave
+        let is_ddp = strategy == Strategy::Ddp; // the ranks that remain are its replicas
         let replicas = dp_replicate.or((strategy == Strategy::HybridShard).then_some(2)).filter(|_| !is_ddp);
         let mut sizes: Vec<Size> = vec![
             ("pp", pp, |parallel, size| parallel.pp = size),
@@ -129,7 +129,7 @@ impl Search<'_> {
         }
     }
 
-    /// The ranks that the sizes chosen so far leave.
+    /// The ranks that remain after the sizes chosen so far.
     fn left(&self, chosen: &[usize]) -> usize {
         let count = self.sizes.iter().zip(chosen).filter(|((key, ..), _)| *key != "ep");
         self.config.parallel.gpus / count.map(|(_, size)| size).product::<usize>()

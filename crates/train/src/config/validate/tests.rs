@@ -1,4 +1,4 @@
-//! A test that whatever layout is advised passes validation.
+//! A test that every recommended layout passes validation.
 
 use crate::config::{Config, Source};
 use rand::seq::IndexedRandom;
@@ -21,7 +21,7 @@ const KEYS: &[&[&str]] = &[
     &["", "", "", "stages=[4,1]", "stages=[1,2,1]", "stages=[2,2]"],
 ];
 
-/// The arguments that a message advises. Consecutive flags belong together; numbers of ranks stand alone.
+/// The arguments that a message recommends. Consecutive flags belong together; numbers of ranks stand alone.
 fn advised(message: &str) -> Vec<Vec<String>> {
     let words: Vec<&str> =
         message.split_whitespace().map(|word| word.trim_matches(['(', ')', '.', ',', ';'])).collect();

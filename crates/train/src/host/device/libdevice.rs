@@ -9,7 +9,7 @@ const FILE: &str = "nvvm/libdevice/libdevice.10.bc";
 /// Where CubeCL searches, in this order, unless `CUDA_PATH` is set.
 const TOOLKITS: [&str; 4] = ["/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda", "/usr"];
 
-/// Searches for the file where CubeCL will, because CubeCL would fail only within the first kernel that needs it.
+/// Searches for the file where CubeCL will search, because CubeCL would fail only in the first kernel that needs it.
 ///
 /// # Errors
 /// Where it searched, and how to get the file.

@@ -11,7 +11,7 @@ use fsdp::{ActivationCheckpointing, FloatType, Strategy, Wrap};
 const SIZES: [f64; 3] = [80.0, 141.0, 192.0];
 const MOST_DEVICES: usize = 1 << 20;
 
-/// A change counts as helpful if it leaves at most this fraction of the need.
+/// A change counts as helpful if it reduces the need to at most this fraction.
 const HELPS: f64 = 0.98;
 /// Maximum number of pairs of changes shown.
 const MOST_PAIRS: usize = 3;
@@ -39,9 +39,9 @@ pub struct Patient<'a> {
 impl Patient<'_> {
     /// Lines of advice.
     ///
-    /// First come changes that fit: single ones, else pairs, else the smallest combination. Then come single changes
-    /// that help but do not suffice alone. If nothing fits, the lines show all changes together and the devices that
-    /// would suffice.
+    /// First come changes that make the run fit: single ones, otherwise pairs, otherwise the smallest combination. Then
+    /// come single changes that help but are not enough alone. If nothing is enough, the lines show all changes
+    /// together and the devices that would be enough.
     pub fn advice(&self) -> Vec<String> {
         let needs = need::of_run(self.config, self.machine);
         let unchanged = Trial { flags: vec![], config: self.config.clone(), needs };
@@ -74,7 +74,7 @@ impl Patient<'_> {
         trials.filter(|trial| self.fit(trial)).take(MOST_PAIRS).collect()
     }
 
-    /// The smallest combination that fits, or else all changes that add to each other; `None` if none helps.
+    /// The smallest combination that fits, or else all changes that help when combined; `None` if none helps.
     fn combination(&self, remedies: &[Remedy], unchanged: &Trial) -> Option<Trial> {
         let (mut chosen, mut all) = (vec![], None);
         for remedy in remedies {
@@ -215,7 +215,7 @@ fn set(key: &str, change: fn(&mut Config)) -> Remedy<'static> {
     remedy(format!("--set {key}"), change)
 }
 
-/// The needs of the run with each change, and whether it suffices.
+/// The needs of the run with each change, and whether the change is enough.
 fn lines(trials: &[(&Trial, &str)]) -> Vec<String> {
     let width = trials.iter().map(|(trial, _)| trial.flags.join(" ").len()).max().unwrap_or_default();
     let line = |(trial, enough): &(&Trial, &str)| {
@@ -230,7 +230,7 @@ fn most(needs: &[Need]) -> f64 {
 }
 
 /// The number and size of devices that hold the run if each has its own rank and everything is fully sharded. With
-/// experts or stages spread over ranks, fewer may suffice.
+/// experts or stages spread over ranks, fewer may be enough.
 fn devices_that_do(config: &Config) -> String {
     let mut config = config.clone();
     config.train.device = "cuda".into();

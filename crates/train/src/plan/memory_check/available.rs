@@ -34,7 +34,7 @@ pub fn of_rank_0(device: &str) -> Option<Available> {
 fn of_gpu(kind: &str, number: usize) -> Option<Available> {
     let _ = number; // unused in builds without GPU backends
     match kind {
-        // In the context that Burn will use too.
+        // In the context that Burn will also use.
         #[cfg(feature = "cuda")]
         "cuda" => {
             let (free, _total) = cudarc::driver::CudaContext::new(number).ok()?.mem_get_info().ok()?;
@@ -54,8 +54,8 @@ pub fn of_host() -> Option<Available> {
     of_linux(Path::new("/"))
 }
 
-/// The same for a Linux whose files are under `root`: the smaller of the kernel's own estimate and what the limits of
-/// this process's control groups leave. A container is killed at its own limit, not at the machine's.
+/// The same for a Linux whose files are under `root`: the smaller of the kernel's own estimate and what remains below
+/// the limits of this process's control groups. A container is killed at its own limit, not at the machine's.
 fn of_linux(root: &Path) -> Option<Available> {
     let read = |path: &str| fs::read_to_string(root.join(path)).ok();
     let machine = field(&read("proc/meminfo")?, "MemAvailable:")?.saturating_mul(1024);
@@ -70,7 +70,7 @@ fn of_linux(root: &Path) -> Option<Available> {
             _ => return None,
         };
         // Inside a container the path may be the host's; the group itself is then the base. Limits of parent groups
-        // apply too.
+        // also apply.
         let group: PathBuf = root.join(base).join(path.trim_start_matches('/'));
         group
             .ancestors()
@@ -95,7 +95,7 @@ const V1: Version =
 const V2: Version = Version { limit: "memory.max", usage: "memory.current", cache: "inactive_file" };
 
 impl Version {
-    /// Memory that a group's limit leaves; `None` if there is no limit (`max`) or no such group.
+    /// Memory that remains below a group's limit; `None` if there is no limit (`max`) or no such group.
     fn leaves(&self, group: &Path) -> Option<u64> {
         let read = |name: &str| fs::read_to_string(group.join(name)).ok();
         let number = |name: &str| read(name)?.trim().parse::<u64>().ok();

@@ -31,7 +31,7 @@ use rows::Row;
 /// Fraction of the available memory above which the user is warned.
 const NEARLY: f64 = 0.9;
 
-/// Rejects a run that needs more memory than there is, unless it is forced; the message has the table and advice.
+/// Rejects a run that needs more memory than is available, unless it is forced; the message has the table and advice.
 /// Returns a warning if the run may proceed but memory is scarce or unknown.
 pub(crate) fn check(
     config: &Config,

@@ -45,8 +45,8 @@ const RESERVE_OF_RANKS: f64 = 0.4;
 /// Models with more blocks are extrapolated from this many.
 const BLOCKS: usize = 1000;
 
-/// The need of each memory that a run's ranks on a machine share: that of the fullest device, and with offloaded shards
-/// also the CPU's.
+/// The need of each memory that a run's ranks on a machine share: the memory of the fullest device and, with offloaded
+/// shards, the CPU's.
 pub fn of_run(config: &Config, machine: Machine) -> Vec<Need> {
     let ranks = of_a_device(config, machine);
     let of_rank = *ranks.iter().max_by(|a, b| a.total().total_cmp(&b.total())).expect("a device has a rank");
@@ -102,7 +102,7 @@ fn of_a_device(config: &Config, machine: Machine) -> Vec<MemoryRows> {
     }
     let all: Vec<MemoryRows> = match is_block {
         true => (0..config.parallel.gpus).map(|rank| of_rank(config, rank)).collect(),
-        // The ranks of a stage are alike.
+        // The ranks of a stage have equal needs.
         false => {
             let of_stage = config.parallel.gpus / config.parallel.pp;
             let stage = |stage: usize| vec![of_rank(config, stage * of_stage + of_stage - 1); of_stage];
@@ -164,8 +164,8 @@ pub fn of_whole_model(config: &Config) -> f64 {
 /// Adds up the ranks of a device.
 ///
 /// If all ranks are on one device, threads of a replica share the result of an `all_gather`; on several devices each
-/// has a copy. With experts or columns spread over ranks, each part of the ranks has its own, so nothing is counted as
-/// shared.
+/// has a copy. With experts or columns spread over ranks, ranks with different parts share no gathered parameters, so
+/// nothing is counted as shared.
 fn together(config: &Config, ranks: &[MemoryRows], shares: bool) -> MemoryRows {
     let of_replica = (config.parallel.gpus / config.parallel.pp / config.fsdp().replicas()).max(1);
     let mut all = ranks.iter().fold(MemoryRows::default(), |sum, rows| sum.with(*rows, |sum, bytes| sum + bytes));

@@ -225,8 +225,8 @@ fn needed_with(base: &[&str], flags: &str) -> f64 {
     of_run(&changed, cpu(changed.parallel.gpus))[0].of_all.total()
 }
 
-/// The flags advised for a gpt2-124m with overrides, each with whether it is said to fit. Asserts that each line's
-/// figure is that of a run with the flags and that its verdict is true.
+/// The flags recommended for a gpt2-124m with overrides, each with the claim whether the run then fits. Asserts that
+/// each line's figure is that of a run with the flags and that its claim is true.
 #[track_caller]
 fn advised(message: &str, base: &[&str], gigabytes: f64) -> Vec<(String, bool)> {
     let advised = |line: &str| {
@@ -275,7 +275,7 @@ fn advice_has_the_figures_of_a_run_that_takes_it() {
     assert!(lines.len() >= 4 && message.matches(", fits").count() >= 2, "{message}");
     assert!(lines.is_sorted_by_key(|(_, fits)| !fits), "what fits comes first: {message}");
     assert!(!lines[0].0.contains("checkpoint.every"), "checkpoints are given up last: {message}");
-    // Here nothing helps but more devices.
+    // Here only more devices help.
     let message = judge(&config("gpt2-1558m", &[]), cpu(1), 1, &has(8.0), false).unwrap_err();
     assert!(message.contains("it takes at least 1 device of 80 GB") && !message.contains("fits"), "{message}");
 }

@@ -5,7 +5,7 @@ use cubecl::ir::PciAddress;
 
 /// The bytes available to this process on the card in this PCI slot; `None` if the driver does not report them.
 pub fn free(slot: PciAddress) -> Option<u64> {
-    // SAFETY: loads a Vulkan loader, as Burn does too.
+    // SAFETY: loads a Vulkan loader, as Burn also does.
     let entry = unsafe { ash::Entry::load() }.ok()?;
     let application = vk::ApplicationInfo::default().api_version(vk::API_VERSION_1_1);
     // SAFETY: everything pointed to outlives the call.

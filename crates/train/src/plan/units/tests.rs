@@ -46,7 +46,7 @@ fn tokens(rows: &Range<usize>, step: u64, seq_len: usize) -> data::Batch {
     data::Batch { inputs: tokens(0), targets: tokens(1), sequences: rows.len(), seq_len }
 }
 
-/// Uses such a large optimizer epsilon that a step is the running mean of gradients times a constant, so an error in a
+/// The optimizer's epsilon is so large that a step is the running mean of gradients times a constant, so an error in a
 /// gradient shows up whatever the loss does.
 fn moves(config: &Config) -> Moves {
     let config = config.clone();
@@ -207,7 +207,7 @@ fn every_gradient_of_documents_apart_is_one_ranks() {
 }
 
 /// Rows that do not divide among the ranks, so short that some context-parallel ranks hold only padding, in a model
-/// without further positions.
+/// that has no positions beyond the unpadded length.
 #[test]
 fn every_gradient_of_padded_rows_is_one_ranks() {
     let layouts = [&LAYOUTS[..2], &LAYOUTS[11..12], &CONTEXT[..3], &CONTEXT[7..8], &CONTEXT[10..11]].concat();
@@ -339,8 +339,8 @@ fn what_ranks_of_a_context_communicate_is_as_documented() {
     for cp in [2, 4] {
         let layout = [format!("parallel.gpus={cp}"), format!("parallel.cp={cp}")];
         let layout = [&layout[0], &layout[1], "parallel.strategy=ddp"];
-        // A message of `width` numbers per token of a rank moves on N - 1 times in the forward and N - 1 times in the
-        // backward, its gradient N times.
+        // A message of `width` numbers per token of a rank is passed on N - 1 times in the forward and N - 1 times in
+        // the backward, and its gradient N times.
         let ring = |width: usize| (blocks * (3 * cp - 2) * b * T / cp * width * 4) as u64;
         assert_eq!(received(&config("gpt2", &[GPT2, &layout])), [0, 0, ring(2 * d)], "gpt2, cp {cp}");
 

@@ -1,4 +1,4 @@
-//! Resuming from a checkpoint of a model with other parameters: those that match are taken.
+//! Resuming from a checkpoint of a model with different parameters: those that match are taken.
 
 use crate::format::count;
 use checkpoint::{Checkpoint, CheckpointError, Parameter};

@@ -129,7 +129,7 @@ fn a_checkpoint_of_which_one_rank_has_a_parameter_that_is_not_finite_is_not_comp
     assert_eq!(folder.list().unwrap(), [(3, folder.step(3))]);
 }
 
-/// Runs a test with a limit of one second and, if it fails, of ten: a busy machine may delay other ranks or disks too.
+/// Runs a test with a limit of one second and, if it fails, of ten: a busy machine may also delay other ranks or disks.
 fn patiently(test: impl Fn(u64)) {
     test_kit::patiently([1, 10].map(Duration::from_secs), |limit| test(limit.as_secs()));
 }

@@ -15,7 +15,7 @@
 //! The instruction is `mma.m16n8k16`; PTX defines its layouts (PTX ISA, "Matrix Fragments for mma.m16n8k16"). The 4
 //! lanes of a quad hold a row of scores, and find its maximum and sum with two shuffles. Two adjacent sums form the
 //! left operand of the next product, so scores become probabilities in registers and no other unit sees them. `dkv`
-//! computes the scores transposed, one row per key, so that they too are left operands: of `p^T dy` and `ds^T q`.
+//! computes the scores transposed, one row per key, so they are also left operands, namely of `p^T dy` and `ds^T q`.
 //!
 //! Rows in shared memory are 8 elements longer than a multiple of 16, which puts the 8 rows that `ldmatrix` reads at
 //! once 4 banks apart. Columns up to that multiple are 0. A rotated part is rotated and rounded in shared memory.
@@ -45,7 +45,7 @@ pub(super) const UNITS: usize = 32 * TILE / SIDE;
 const SIDE: usize = 16;
 /// Scores per row that the backward kernels compute at a time.
 const CHUNK: usize = 16;
-/// Most registers for sums; the rest of the kernel needs the others.
+/// Maximum number of registers for sums; the rest of the kernel needs the others.
 pub(super) const SUMS: usize = 160;
 /// Elements per load: 16 bytes.
 pub(super) const VECTOR: usize = 8;

@@ -12,9 +12,9 @@
 //!
 //! Shared memory holds everything between two products, so no unit depends on another one's registers: units take work
 //! in strides, and a cube may have any number of them. Adjacent units take adjacent columns. Rows have odd lengths
-//! (scores: 4 more than a multiple of 32), so that the units of a warp hit different banks along a row as well as along
-//! a column. A load from shared memory costs a warp one cycle and a multiply-add a quarter of a cycle. That makes 8 and
-//! 4 cycles for 16 sums: half of the peak at best.
+//! (scores: 4 more than a multiple of 32), so the units of a warp hit different banks along a row as well as along a
+//! column. A load from shared memory costs a warp one cycle and a multiply-add a quarter of a cycle. So 16 sums take 8
+//! cycles for loads and 4 for multiply-adds: half of the peak at best.
 //!
 //! Shared memory for tiles of 64 and `d` = `dv` = 64: 4 x 64 x 65 x 4 bytes for q, k, v and y, plus 64 x 68 x 4 for the
 //! scores, 82 KiB. The gradients of keys and values take two more tiles and one more of scores, 132 KiB. Devices with
@@ -29,7 +29,7 @@ use crate::cube::launch::UNITS;
 use crate::cube::rounded;
 use cubecl::prelude::*;
 
-/// Units that share a row of scores outside of products: each takes every fourth column.
+/// Units that share a row of scores outside products: each takes every fourth column.
 const PARTS: usize = 4;
 /// A unit computes `SIDE x SIDE` sums of a product at a time.
 const SIDE: usize = 4;

@@ -8,8 +8,8 @@
 //!
 //! Every tier takes any segments: [`tiles`] gives each tile of rows its expert and its end, and rows past the end are
 //! not written. Segments are on the device, where the host does not check them. An end beyond the last row is clamped
-//! to it, so that nothing reads or writes out of bounds. Segments padded to [`tile_rows`](super::tile_rows) leave no
-//! tile half empty.
+//! to it, so nothing reads or writes out of bounds. Segments padded to [`tile_rows`](super::tile_rows) leave no tile
+//! half empty.
 
 mod multi_level;
 #[cfg(feature = "offline")]
@@ -82,8 +82,8 @@ impl GroupedGemmBackwardOps for CubeBackend {
     }
 }
 
-/// `dW_epq`, in the memory of the tensor `into` from that element on where there is one. [`Tier::Simt`] forces the
-/// kernel without tensor cores; the other tiers share theirs and fall back to it.
+/// `dW_epq`, in the memory of the tensor `into` from that element on if it is given. [`Tier::Simt`] forces the kernel
+/// without tensor cores; the other tiers share theirs and fall back to it.
 fn grouped_gemm_weight(
     x: CubeTensor,
     d_y: CubeTensor,

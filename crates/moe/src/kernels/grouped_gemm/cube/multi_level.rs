@@ -12,7 +12,7 @@
 //!                    and are 0 past r
 //! ```
 //!
-//! A row of the result depends only on its own row of lhs, so the next expert's rows at the end of a tile do no harm.
+//! A row of the result depends only on its own row of lhs, so the next expert's rows at the end of a tile are harmless.
 //! cubek chooses the tiles of tensor cores, warps and cubes from shape and device, and assigns tiles to cubes. The
 //! [kernel] first asks it for a cube's tile; a cube whose tile has no rows exits after it has read where the tile
 //! starts and ends. For 4,096 tokens, DeepSeek-V2-Lite has 319 tiles, about 224 of them with rows; V3 has 766, about

@@ -12,13 +12,13 @@
 //!        weight columns                64 columns
 //! ```
 //!
-//! The sum over `p` runs in steps of 16. `a` is stored transposed, `[p, row]`, so that a unit reads its 8 rows as two
+//! The sum over `p` runs in steps of 16. `a` is stored transposed, `[p, row]`, so a unit reads its 8 rows as two
 //! vectors of 4; the 16 units of a row of the cube read the same ones. Rows of shared memory are padded by 4 numbers,
 //! because units that write a column would otherwise all hit the same bank.
 //!
-//! Registers: 32 sums, 12 operands and addresses, about 80 in total, so that 3 cubes of 256 units fit into the 65,536
-//! of a multiprocessor. Indices into the sums are known at compile time, because an array indexed at run time would
-//! live in memory. Shared memory: 16 (132 + 68) 4 = 12,800 bytes.
+//! Registers: 32 sums, 12 operands and addresses, about 80 in total, so 3 cubes of 256 units fit into the 65,536
+//! registers of a multiprocessor. Indices into the sums are known at compile time, because an array indexed at run time
+//! would live in memory. Shared memory: 16 (132 + 68) 4 = 12,800 bytes.
 //!
 //! With 1 or 2 units (CubeCL's CPU runtime) a cube's tile shrinks accordingly: 8 x 4 or 8 x 8.
 
@@ -171,7 +171,8 @@ pub(super) fn multiply(a: &[f32], b: &[f32], sums: &mut Sums, #[comptime] units:
     }
 }
 
-/// Writes the unit's sums, rounded, inside of the matrix. (`row`, `column`) is the corner of the cube's tile.
+/// Writes the unit's sums, rounded, where they are inside the matrix. (`row`, `column`) is the corner of the cube's
+/// tile.
 #[cube]
 pub(super) fn write_sums<F: Float, N: Size>(
     sums: &Sums,

@@ -1,4 +1,4 @@
-//! The tiles of the grouped product: which rows each covers, and whose they are.
+//! The tiles of the grouped product: the rows that each covers, and the expert of these rows.
 //!
 //! ```text
 //! tile rows 4, offsets 0 6 6 10 of 13 rows       tiles      of expert   rows        starts at offsets[e] / 4 + e
@@ -56,7 +56,7 @@ pub(super) fn grouped_gemm_prepare<F: Float, N: Size>(
         let start = expert_offsets[low] as usize;
         tiles[tile * ENTRY] = low as i32;
         tiles[tile * ENTRY + 1] = (start + (tile - start / rows - low) * rows) as i32;
-        // As an unsigned number, a negative border is beyond the end too.
+        // As an unsigned number, a negative border is also beyond the end.
         let end = expert_offsets[low + 1] as usize;
         tiles[tile * ENTRY + 2] = select(end < all, end, all) as i32;
         tile += step;

@@ -19,8 +19,8 @@
 //!
 //! Registers: 8 sums of 16 x 16 in f32 over 32 lanes are 64 per lane, and operands and addresses take as many again: at
 //! most 128, which allows two cubes per multiprocessor. Shared memory: 2 x 2 x 32 x 136 x 2 = 34,816 bytes. 8 numbers
-//! at the end of a row shift it by 4 banks, so that 8 rows loaded together do not collide. Another 8 x 1024 bytes pass
-//! the sums out: it is unspecified which lane holds which number of a sum, but edges and rounding need to know.
+//! at the end of a row shift it by 4 banks, so 8 rows loaded together do not collide. Another 8 x 1024 bytes pass the
+//! sums out: it is unspecified which lane holds which number of a sum, but edges and rounding need to know.
 
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;

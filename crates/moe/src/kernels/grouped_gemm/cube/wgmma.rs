@@ -242,8 +242,8 @@ pub(super) fn launch(
     // In the memory order of the matrices.
     let (matrices, part) = if transposed { ([e, q, p], [1, TILE, DEPTH]) } else { ([e, p, q], [1, DEPTH, TILE / 2]) };
     let table = tiles::launch(expert_offsets, y, TILE);
-    // SAFETY: TMA skips whatever is outside of a tensor, and writes are checked against a tile's end, which is at most
-    // the number of rows (`tiles`).
+    // SAFETY: TMA skips whatever is outside a tensor, and writes are checked against a tile's end, which is at most the
+    // number of rows (`tiles`).
     unsafe {
         grouped_gemm_product::launch_unchecked(
             &x.client,
