@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 #[non_exhaustive]
 pub enum CheckpointError {
     /// A file or folder cannot be written, for example because the disk is full.
-    #[error("cannot write {}: {source}; older checkpoints are as they were: make room, or write to another folder", path.display())]
+    #[error("cannot write {}: {source}; older checkpoints are unchanged: make room, or write to another folder", path.display())]
     Write {
         /// The file or folder.
         path: PathBuf,
@@ -64,7 +64,7 @@ pub enum CheckpointError {
         path: PathBuf,
     },
     /// The checkpoint belongs to another model.
-    #[error("{}: {reason}: this is a checkpoint of another model", path.display())]
+    #[error("{}: {reason}: this checkpoint belongs to a different model", path.display())]
     OtherModel {
         /// The checkpoint.
         path: PathBuf,
@@ -88,7 +88,7 @@ pub enum CheckpointError {
         there: Vec<u64>,
     },
     /// The text after the `@` that follows a run names no checkpoint.
-    #[error("{}: behind the @ give best, or a step: {}", path.display(), steps(there))]
+    #[error("{}: after the @, give `best` or a step: {}", path.display(), steps(there))]
     NoWhich {
         /// The path as given.
         path: PathBuf,
@@ -134,7 +134,7 @@ fn instead(path: &Path) -> String {
     match (others.iter().rfind(|step| **step < damaged), others.last()) {
         (Some(older), _) => format!("take the one before ({run}@{older})"),
         (None, Some(newest)) => format!("take another one ({run}@{newest})"),
-        (None, None) => "the run has no other one: train it anew".into(),
+        (None, None) => "the run has no other checkpoint: train it from the start".into(),
     }
 }
 

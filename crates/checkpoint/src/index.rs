@@ -184,7 +184,7 @@ impl Index {
         let broken = |reason: String| Err(CheckpointError::broken(path, reason));
         let mut names: Vec<&str> = self.files.iter().map(|file| file.name.as_str()).collect();
         if let Some(name) = names.iter().find(|name| Path::new(name).file_name().is_none_or(|base| base != **name)) {
-            return broken(format!("`{name}` is not the name of a file beside it"));
+            return broken(format!("`{name}` is not the name of a file in the same folder"));
         }
         // The names are printed, and terminals obey control characters.
         let printed = names.iter().copied().chain(self.parameters.iter().map(|of| of.name.as_str()));
@@ -193,7 +193,7 @@ impl Index {
         }
         names.sort_unstable();
         if self.files.len() < self.world_size || names.windows(2).any(|pair| pair[0] == pair[1]) {
-            return broken("its files are not one a rank and others beside them".into());
+            return broken("its files are not one per rank followed by the added ones".into());
         }
         if self.table.name != TABLE {
             return broken(format!("`{}` is not {TABLE}", self.table.name));

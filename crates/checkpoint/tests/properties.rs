@@ -452,7 +452,7 @@ fn a_full_disk_is_an_error_that_names_the_file_and_leaves_older_checkpoints() {
     fs::create_dir_all(folder.partial(6)).unwrap();
     std::os::unix::fs::symlink("/dev/full", folder.partial(6).join("rank-0.safetensors")).unwrap();
     let error = write(run.path(), 6, &[]).unwrap_err().to_string();
-    for part in ["rank-0.safetensors", "No space left", "older checkpoints are as they were"] {
+    for part in ["rank-0.safetensors", "No space left", "older checkpoints are unchanged"] {
         assert!(error.contains(part), "no `{part}` in: {error}");
     }
     read_all(&folder.latest().unwrap().unwrap()).unwrap();

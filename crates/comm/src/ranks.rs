@@ -33,7 +33,7 @@ pub enum RankFailure<E: Error + 'static> {
         message: String,
     },
     /// A rank failed, and others are stuck outside any call, for example in a write to a dead disk.
-    #[error("{failure}; {} did not come back within {waited:?}", ranks(stuck))]
+    #[error("{failure}; {} did not return within {waited:?}", ranks(stuck))]
     Stuck {
         /// The first failure.
         failure: Box<Self>,

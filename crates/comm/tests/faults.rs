@@ -115,7 +115,7 @@ fn a_rank_that_is_stuck_outside_of_a_call_is_left_behind_and_named() {
         let _ = sender.send(result.unwrap_err().to_string());
     });
     let failure = caller.recv_timeout(HANG).expect("run_ranks waits for ever for rank 2");
-    assert_eq!(failure, "rank 1: disk full; rank 2 did not come back within 5.2s");
+    assert_eq!(failure, "rank 1: disk full; rank 2 did not return within 5.2s");
     release.send(()).unwrap();
 }
 

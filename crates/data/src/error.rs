@@ -18,7 +18,7 @@ pub enum DataError {
     #[error("data {} does not exist: {advice}", path.display())]
     Missing { path: PathBuf, advice: String },
 
-    #[error("cannot read {}: {source}; check that it is there and may be read", path.display())]
+    #[error("cannot read {}: {source}; check that it exists and is readable", path.display())]
     Unreadable { path: PathBuf, source: io::Error },
 
     #[error("cannot write {}: {source}; {}", path.display(), to_write(source))]
@@ -124,10 +124,10 @@ pub enum DataError {
     #[error("{} exists and is not empty: name a new folder, or delete this one", path.display())]
     Exists { path: PathBuf },
 
-    #[error("{} holds tokens already: train on them as they are, or give text to prepare", path.display())]
+    #[error("{} already contains tokens: train on them directly, or give text to prepare", path.display())]
     AlreadyTokens { path: PathBuf },
 
-    #[error("val_fraction is {value}: give a share above 0 and at most 1, such as 0.1 for a tenth")]
+    #[error("val_fraction is {value}: give a fraction above 0 and at most 1, such as 0.1 for a tenth")]
     ValFraction { value: f64 },
 
     #[error(

@@ -217,8 +217,7 @@ fn open_tokens(files: TokenFiles, options: &OpenOptions) -> Result<Prepared, Dat
         None => None,
         Some(spec) => Some(spec.open()?.ok_or_else(|| DataError::NoTokenizer {
             path: (&files.name).into(),
-            problem:
-                "token files do not say which characters they are made of: give the text, or a tokenizer.json".into(),
+            problem: "token files do not identify their tokenizer: give the text, or a tokenizer.json".into(),
         })?),
     };
     let vocab_size = tokenizer.as_ref().map(Tokenizer::vocab_size);

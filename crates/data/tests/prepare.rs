@@ -171,10 +171,10 @@ fn token_files_are_used_as_they_are_and_checked_against_a_tokenizer() {
         open(file.to_str().unwrap(), &options).unwrap_err().to_string()
     };
     assert!(with(TokenizerSpec::Byte, None).contains("token 256 at position 256 is not below the vocabulary of 256"));
-    assert!(with(TokenizerSpec::Char, None).contains("which characters"));
+    assert!(with(TokenizerSpec::Char, None).contains("do not identify their tokenizer"));
     for fraction in [0.0, -0.1, 1.5, f64::NAN] {
         let expected =
-            format!("val_fraction is {fraction}: give a share above 0 and at most 1, such as 0.1 for a tenth");
+            format!("val_fraction is {fraction}: give a fraction above 0 and at most 1, such as 0.1 for a tenth");
         assert_eq!(with(TokenizerSpec::Byte, Some(fraction)), expected);
     }
 }

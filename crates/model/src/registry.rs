@@ -18,7 +18,7 @@ use std::sync::{PoisonError, RwLock};
 use yaml_serde::{Mapping, Value};
 
 /// The families of this crate.
-const OWN: [Entry; 3] = [Entry::of::<Gpt2Config>(), Entry::of::<LlamaConfig>(), Entry::of::<DeepSeekConfig>()];
+const OWN: &[Entry] = &[Entry::of::<Gpt2Config>(), Entry::of::<LlamaConfig>(), Entry::of::<DeepSeekConfig>()];
 
 /// The families that the program has added.
 static ADDED: RwLock<Vec<Entry>> = RwLock::new(vec![]);

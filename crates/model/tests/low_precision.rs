@@ -129,7 +129,9 @@ fn cosine(a: &[f64], b: &[f64]) -> f64 {
 fn is_near_f32<M: Decoder>(model: M, dtype: DType) {
     let (expected_loss, expected) = train(model.clone(), DType::F32);
     let (loss, found) = train(model, dtype);
-    assert!((expected_loss - (VOCAB as f64).ln()).abs() > 0.2, "{expected_loss} is not the loss of even odds");
+    let even_odds = (VOCAB as f64).ln();
+    let trivial = "about the loss of even odds, which any precision has: give this model another seed";
+    assert!((expected_loss - even_odds).abs() > 0.2, "{expected_loss} is {trivial}");
     assert!((loss - expected_loss).abs() < 0.01 * expected_loss, "{dtype:?}: loss {loss}, not {expected_loss}");
     assert!(found.keys().eq(expected.keys()) && found.len() > 10);
     for (path, expected) in &expected {

@@ -215,6 +215,8 @@ fn rows_agree() {
         ([2, 36, 8], 36, 4),
         ([8, 70, 256], 2, NO_HOLES),
         ([2, 1400, 300], 1, 9),
+        ([2, 60, 512], 2, NO_HOLES),
+        ([6, 36, 2048], 1, 5),
         ([3, 20, 7], 1, 1),
     ] {
         let chosen = draw_experts(&mut random, k, n, experts, holes);

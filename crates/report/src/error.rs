@@ -57,9 +57,7 @@ pub enum ReportError {
         address: String,
     },
     /// The page cannot be served.
-    #[error(
-        "{address}: cannot be listened on: {source}; choose another port, or leave it out for a free one of 127.0.0.1"
-    )]
+    #[error("{address}: cannot listen: {source}; choose another port, or omit it for a free one on 127.0.0.1")]
     Listen {
         /// The address.
         address: String,

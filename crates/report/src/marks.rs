@@ -52,7 +52,7 @@ pub(crate) fn marks(log: &Log) -> Vec<Mark> {
     let mut marks: Vec<_> = told.collect();
     let told_skips: BTreeSet<_> = marks.iter().filter(|mark| mark.kind == Kind::Skip).map(|mark| mark.step).collect();
     let skipped = log.steps.iter().filter(|step| step.skipped && !told_skips.contains(&step.step));
-    let text = "skipped: the parameters stay as they were";
+    let text = "skipped: the parameters are unchanged";
     marks.extend(skipped.map(|step| Mark { step: step.step, kind: Kind::Skip, text: text.into() }));
     marks.sort_by_key(|mark| (mark.kind, mark.step));
     let of_kind = marks.chunk_by(|a, b| a.kind == b.kind).map(|marks| &marks[marks.len().saturating_sub(MARKS)..]);

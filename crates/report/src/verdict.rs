@@ -133,7 +133,7 @@ fn diverged(log: &Log) -> Option<Found> {
 
 fn early(log: &Log) -> Option<Found> {
     let steps = log.steps.len();
-    let why = format!("{steps} steps say little; a verdict takes {ENOUGH}");
+    let why = format!("{steps} steps are too few; a verdict needs {ENOUGH}");
     (steps < ENOUGH).then(|| (Kind::Early, "Too early to tell".to_owned(), why))
 }
 

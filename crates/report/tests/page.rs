@@ -50,7 +50,7 @@ fn the_page_holds_what_the_lines_say() {
     }
     let data = &data(&page(&[run], &folder))["runs"][0];
     let expected = serde_json::json!({
-        "name": "gpt2-001", "verdict": {"kind": "early", "title": "Too early to tell", "why": "3 steps say little; a verdict takes 20", "state": "finished"},
+        "name": "gpt2-001", "verdict": {"kind": "early", "title": "Too early to tell", "why": "3 steps are too few; a verdict needs 20", "state": "finished"},
         "model": "gpt2, 2 layers", "parameters": 858900, "step": 3, "steps": 3, "tokens": 12288,
         "seconds": 4.25, "loss": 4, "val_loss": 4.25, "best_val": [3, 4.25],
         "tokens_per_second": 3000, "flops": 3_000_000_000_000u64, "mfu": 0.45, "data_wait": 0.1,

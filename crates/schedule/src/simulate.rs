@@ -22,7 +22,7 @@ pub enum Fault {
     #[error("stage {stage} receives {wanted} and gets {found}")]
     OtherMessage { stage: usize, wanted: Action, found: Cell },
 
-    #[error("stage {stage} comes to {action} before it has what it takes, or a second time")]
+    #[error("stage {stage} reaches {action} before its inputs are available, or twice")]
     Early { stage: usize, action: Action },
 }
 

@@ -47,7 +47,7 @@ pub enum TrainError {
     )]
     FolderGone { path: PathBuf, step: usize },
 
-    #[error("another process trains in {}: wait for its end, stop it, or choose another folder with --out", path.display())]
+    #[error("another process trains in {}: wait until it ends, stop it, or choose another folder with --out", path.display())]
     RunInUse { path: PathBuf },
 
     #[error(
@@ -62,17 +62,17 @@ pub enum TrainError {
     #[error("cannot start the threads of a rank: {0}")]
     Threads(rayon::ThreadPoolBuildError),
 
-    #[error("step {step}: {what}; {last_good}: lower optim.lr, look at the data, or set train.on_non_finite to skip")]
+    #[error("step {step}: {what}; {last_good}: lower optim.lr, check the data, or set train.on_non_finite to skip")]
     NotFinite { step: usize, what: String, last_good: String },
 
     #[error(
-        "step {step}: {what}; {skipped}; {last_good}: lower optim.lr, look at the data, or skip more with --set train.max_skips=N"
+        "step {step}: {what}; {skipped}; {last_good}: lower optim.lr, check the data, or skip more with --set train.max_skips=N"
     )]
     Skipped { step: usize, what: String, skipped: String, last_good: String },
 
     #[error(
         "the checkpoint of step {step} is not saved, because parameter {parameter} is not finite (it has the value {value}); {last_good}: \
-         lower optim.lr, or look at the data"
+         lower optim.lr, or check the data"
     )]
     NotSaved { step: u64, parameter: String, value: f32, last_good: String },
 
@@ -122,12 +122,12 @@ pub enum TrainError {
     OutOfPatience { path: PathBuf, step: u64, since: u64 },
 
     #[error(
-        "the run {0} has no checkpoint: name another one with --resume DIR, or begin this one anew with --resume auto --out {0}",
+        "the run {0} has no checkpoint: name another one with --resume DIR, or restart it with --resume auto --out {0}",
         path.display()
     )]
     NoCheckpointYet { path: PathBuf },
 
-    #[error("{} is a run of another model than --model {preset}: leave --model out, or choose another folder with --out", path.display())]
+    #[error("{} is a run of a different model than --model {preset}: leave --model out, or choose another folder with --out", path.display())]
     OtherModel { path: PathBuf, preset: String },
 
     #[error("there is no run{of} in runs/: name one's folder with --resume DIR")]
@@ -139,13 +139,13 @@ pub enum TrainError {
     )]
     OtherCheckpoint { path: PathBuf },
 
-    #[error("{} exists and is no empty folder: name a new one with --out", path.display())]
+    #[error("{} exists and is not an empty folder: name a new one with --out", path.display())]
     FolderInUse { path: PathBuf },
 
-    #[error("another process has trained in {} since this one has looked there: start again to resume from what it has saved", path.display())]
+    #[error("another process has trained in {} in the meantime: start again to resume from its checkpoint", path.display())]
     WentOn { path: PathBuf },
 
-    #[error("--resume auto has to know which run: name its folder with --out")]
+    #[error("--resume auto needs a run: name its folder with --out")]
     WhichRun,
 
     #[error("{0}")]

@@ -56,7 +56,7 @@ pub(crate) fn checkpoint(error: &CheckpointError) -> String {
     match error {
         CheckpointError::Write { .. } => say("write to another folder", "give the run another folder with --out"),
         CheckpointError::Read { .. } | CheckpointError::Broken { .. } if text.contains("; take the one before (") => {
-            text + ", as `--resume auto` does by itself"
+            text + ", as `--resume auto` does automatically"
         }
         CheckpointError::OtherFormat { .. } => {
             let (export, import) = (format!("{program} export --out DIR"), format!("{program} import --hf DIR"));
@@ -130,7 +130,7 @@ mod tests {
             ),
             (
                 DataError::ValFraction { value: 2.0 },
-                "data.val_fraction (--val-fraction of `train prepare`) is 2: give a share above 0 and at most 1, such \
+                "data.val_fraction (--val-fraction of `train prepare`) is 2: give a fraction above 0 and at most 1, such \
                  as 0.1 for a tenth"
                     .into(),
             ),
@@ -177,15 +177,17 @@ mod tests {
         let is = [
             (
                 CheckpointError::Write { path: "a".into(), source: io::ErrorKind::StorageFull.into() },
-                "older checkpoints are as they were: make room, or give the run another folder with --out".into(),
+                "older checkpoints are unchanged: make room, or give the run another folder with --out".into(),
             ),
             (
                 CheckpointError::Read { path: step(6).join("b"), source: io::ErrorKind::NotFound.into() },
-                format!("; {older}, as `--resume auto` does by itself"),
+                format!("; {older}, as `--resume auto` does automatically"),
             ),
             (
                 CheckpointError::Broken { path: step(6), reason: "torn".into() },
-                format!("step-6: torn: the checkpoint cannot be trusted; {older}, as `--resume auto` does by itself"),
+                format!(
+                    "step-6: torn: the checkpoint cannot be trusted; {older}, as `--resume auto` does automatically"
+                ),
             ),
             (
                 CheckpointError::Broken { path: "a".into(), reason: "torn".into() },

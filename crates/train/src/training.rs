@@ -226,7 +226,7 @@ fn say_changes(job: &Job) {
     let Ok(before) = config_in(path) else { return };
     let changes = job.config.changes_since(&before, index.step as usize);
     if !changes.is_empty() {
-        job.progress.say("with another configuration than the checkpoint's:");
+        job.progress.say("the configuration differs from the checkpoint's:");
     }
     changes.iter().for_each(|line| job.progress.say(&format!("  {line}")));
 }

@@ -62,7 +62,7 @@ fn a_strategy_has_the_names_of_deepspeed_and_pytorch_in_any_letters() {
 fn a_resumed_run_tells_what_its_configuration_has_otherwise_than_the_checkpoints() {
     let folder = folder_with_text();
     succeed(folder.path(), &[TINY, &["--steps=4", "--set=checkpoint.every=2", "--out=run"]].concat());
-    let header = "with another configuration than the checkpoint's:";
+    let header = "the configuration differs from the checkpoint's:";
     let (_, said) = succeed(folder.path(), &["--resume=run/checkpoints/step-2", "--out=same"]);
     assert!(said.contains("resuming after step 2") && !said.contains(header), "{said}");
 

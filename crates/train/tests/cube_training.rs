@@ -26,6 +26,11 @@ fn folder() -> Option<(TempDir, String)> {
     Some((folder, device))
 }
 
+/// Whether to run what takes minutes.
+fn every_layout() -> bool {
+    std::env::var("KILN_ALL_LAYOUTS").as_deref() == Ok("1")
+}
+
 /// The training losses of a run in `out`.
 fn losses(folder: &Path, args: &[&str], out: &str) -> Vec<f64> {
     let out_flag = format!("--out={out}");
@@ -59,8 +64,8 @@ fn the_readmes_command_has_the_cpus_losses() {
 #[test]
 fn layouts_have_the_cpus_losses() {
     let Some((folder, device)) = folder() else { return };
-    let all = std::env::var("KILN_ALL_LAYOUTS").as_deref() == Ok("1");
-    let layouts: [(&[&str], &[&str], bool); 12] = [
+    let all = every_layout();
+    let layouts: [(&[&str], &[&str], bool); 13] = [
         (TINY, &["pp=2", "tp=2"], true),
         (TINY_EXPERTS, &["ep=4"], true),
         (TINY_EXPERTS, &["cp=2", "tp=2"], all),
@@ -71,6 +76,7 @@ fn layouts_have_the_cpus_losses() {
         (TINY, &["strategy=ddp"], all),
         (TINY, &["strategy=zero1"], all),
         (TINY, &["strategy=shard_grad_op"], all),
+        (TINY, &["strategy=hybrid_shard"], all),
         (TINY, &["pp=2", "schedule=zero_bubble"], all),
         (TINY, &["cp=2"], all),
     ];
@@ -87,21 +93,26 @@ fn layouts_have_the_cpus_losses() {
     }
 }
 
-/// Both models, in fp32, in bf16 if the device supports it, and in fp16 with its loss scale.
+/// Both models, in fp32, in bf16 if the device supports it, and in fp16 with its loss scale; on two ranks, and with
+/// `KILN_ALL_LAYOUTS=1` also on one and four.
 #[test]
 fn both_models_train_in_every_dtype() {
     let Some((folder, device)) = folder() else { return };
     let bf16: &[_] = if device == "cuda" { &[("bf16", 1e-2)] } else { &[] };
+    let ranks: &[usize] = if every_layout() { &[1, 2, 4] } else { &[2] };
     for (name, model) in [("gpt2", TINY), ("deepseek", TINY_EXPERTS)] {
         for (dtype, tolerance) in [&[("fp32", 1e-4), ("fp16", 1e-3)], bf16].concat() {
-            let precision = format!("--set=parallel.precision.param={dtype}");
-            let told: &[&str] = if dtype == "bf16" { &[] } else { &[&precision] };
-            let args = [model, &["--gpus=2", "--steps=10"], told].concat();
-            let [found, cpu] = [&*device, "cpu"].map(|device| {
-                let out = format!("{name}-{dtype}-{device}");
-                losses(folder.path(), &[&args[..], &["--device", device]].concat(), &out)
-            });
-            near(&found, &cpu, tolerance);
+            for ranks in ranks {
+                let (gpus, precision) = (format!("--gpus={ranks}"), format!("--set=parallel.precision.param={dtype}"));
+                let told: &[&str] = if dtype == "bf16" { &[] } else { &[&precision] };
+                let args = [model, &[&gpus, "--steps=10"], told].concat();
+                let [found, cpu] = [&*device, "cpu"].map(|device| {
+                    let out = format!("{name}-{dtype}-{ranks}-{device}");
+                    losses(folder.path(), &[&args[..], &["--device", device]].concat(), &out)
+                });
+                println!("{name} in {dtype} on {ranks} ranks");
+                near(&found, &cpu, tolerance);
+            }
         }
     }
 }
@@ -181,4 +192,25 @@ fn a_run_is_evaluated_on_the_device() {
         serde_json::from_str::<serde_json::Value>(&report).unwrap()["loss"].as_f64().unwrap()
     });
     near(&losses[..1], &losses[1..], 1e-4);
+}
+
+/// What a run holds on emulated cards at its end is the same after 6 and after 12 steps.
+#[test]
+fn memory_of_a_card_does_not_grow_with_the_steps() {
+    let Some((folder, device)) = folder() else { return };
+    if std::env::var_os("KILN_EMULATED_CARDS").is_none() {
+        eprintln!("skipped: only emulated cards report what was not freed");
+        return;
+    }
+    let held = |steps: &str| {
+        let args = [TINY_EXPERTS, &["--gpus=2", "--device", &device, "--out", steps, "--steps", steps]].concat();
+        let output = program(folder.path(), &args).env("KILN_EMULATED_LEAKS", "1").output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{stderr}");
+        let counts = stderr.lines().filter(|line| line.contains("leak: "));
+        counts.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let (few, many) = (held("6"), held("12"));
+    assert!(few.iter().any(|line| line.contains("allocations of card 1")), "{few:?}");
+    assert_eq!(few, many);
 }

@@ -104,7 +104,7 @@ impl Folder {
         for (name, file) in map {
             let file = file.as_str().ok_or_else(|| bad("`weight_map` must map tensor names to file names"))?;
             if Path::new(file).file_name().is_none_or(|base| base != file) {
-                return Err(bad(&format!("`{file}` is not the name of a file beside it")));
+                return Err(bad(&format!("`{file}` is not the name of a file in the same folder")));
             }
             if !number.contains_key(file) {
                 number.insert(file, folder.add_file(path.join(file))?);

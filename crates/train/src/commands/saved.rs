@@ -33,13 +33,13 @@ pub enum SavedError {
         path = path.display()
     )]
     HuggingFace { path: PathBuf },
-    #[error("{} was trained with another tokenizer than {given}, and has its own: leave --tokenizer out", path.display())]
+    #[error("{} was trained with a different tokenizer than {given} and has its own: omit --tokenizer", path.display())]
     OtherTokenizer { path: PathBuf, given: TokenizerSpec },
     #[error(
         "tokenizer {given} has {found} tokens, but the model only {vocab_size}: give the one that made the tokens it was trained on"
     )]
     Vocabulary { given: TokenizerSpec, found: usize, vocab_size: usize },
-    #[error("--tokenizer char is known from the training text only: give a tokenizer.json")]
+    #[error("--tokenizer char depends on the training text: give a tokenizer.json")]
     Characters,
 }
 

@@ -36,7 +36,7 @@ pub enum ConfigError {
         hint: String,
     },
     /// Files inherit from each other in a circle.
-    #[error("`base` runs in a circle: {}: remove one of them", chain.join(" -> "))]
+    #[error("`base` is circular: {}: remove one of them", chain.join(" -> "))]
     Cycle {
         /// The files; the first one is repeated at the end.
         chain: Vec<String>,

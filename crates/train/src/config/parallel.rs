@@ -205,7 +205,7 @@ impl Config {
             (self.train.seq_len, self.padded_length(), &self.parallel);
         (padded > length).then(|| {
             format!(
-                "sequences of {length} tokens are padded to {padded}, of which tp {tp} x cp {cp} take a multiple of {}",
+                "sequences of {length} tokens are padded to {padded}: tp {tp} x cp {cp} require a multiple of {}",
                 SequenceRanks::divisor(*tp, *cp)
             )
         })

@@ -34,17 +34,17 @@ const PREPARE: &[WrongArguments] = &[
     (
         "a share above 1",
         "prepare text.txt --out t --val-fraction 1.5",
-        &["data.val_fraction (--val-fraction of `train prepare`) is 1.5: give a share above 0"],
+        &["data.val_fraction (--val-fraction of `train prepare`) is 1.5: give a fraction above 0"],
     ),
     (
         "a share below 0",
         "prepare text.txt --out t --val-fraction -1",
-        &["`train prepare`) is -1: give a share above 0"],
+        &["`train prepare`) is -1: give a fraction above 0"],
     ),
     ("a BPE of too few tokens", "prepare text.txt --out t --train-bpe 256", &["of 256 tokens", "need 257"]),
     ("a BPE of too many", "prepare text.txt --out t --train-bpe 99999999999", &["of 99999999999 tokens: ", "1048576"]),
     ("shards of no tokens", "prepare text.txt --out t --shard-tokens 0", &["--shard-tokens", "give at least 1"]),
-    ("tokens", "prepare tokens.bin --out t", &["tokens.bin holds tokens already", "give text to prepare"]),
+    ("tokens", "prepare tokens.bin --out t", &["tokens.bin already contains tokens", "give text to prepare"]),
     (
         "a tokenizer on which the library panics",
         "prepare text.txt --out t --tokenizer panics.json",
@@ -100,7 +100,7 @@ const EVAL: &[WrongArguments] = &[
     (
         "another tokenizer than the run's",
         "eval run --data text.txt --tokenizer char.json",
-        &["was trained with another tokenizer than char.json, and has its own: leave --tokenizer out"],
+        &["was trained with a different tokenizer than char.json and has its own: omit --tokenizer"],
     ),
     ("characters of no text", "eval blind --data text.txt --tokenizer char", &["--tokenizer char", "tokenizer.json"]),
     ("a text without a tokenizer", "eval blind --data text.txt", &["has no tokenizer", "with --tokenizer FILE"]),

@@ -87,7 +87,7 @@ const CONFIGURATION: &[Mistake] = &[
         "a circle of bases",
         &[("a.yaml", b"base: b.yaml"), ("b.yaml", b"base: a.yaml")],
         "--config a.yaml",
-        &["`base` runs in a circle", "a.yaml -> ", "b.yaml -> ", "remove one"],
+        &["`base` is circular", "a.yaml -> ", "b.yaml -> ", "remove one"],
     ),
     ("no such base", &[("a.yaml", b"base: b.yaml")], "--config a.yaml", &["cannot read b.yaml, the base of a.yaml"]),
     ("ranks below none", &[], "--model gpt2 --gpus -1", &["'-1'", "--gpus"]),

@@ -175,7 +175,7 @@ const SPOILT: &[Spoilt] = &[
         "a configuration emptied",
         |step| fs::write(step.join("config.yaml"), "").unwrap(),
         &[],
-        &["config.yaml: has 0 bytes", "the run has no other one: train it anew"],
+        &["config.yaml: has 0 bytes", "the run has no other checkpoint: train it from the start"],
     ),
     ("no checkpoint", |step| fs::remove_dir_all(step).unwrap(), &[], &["the run run has no checkpoint"]),
     ("another model", |_| {}, &["--set=model.n_layer=3"], &["no parameter blocks.2.ln_1.gamma", "another model"]),
@@ -346,7 +346,7 @@ fn a_rank_that_is_stuck_is_named_and_does_not_keep_the_program_alive() {
     let output = child.wait_with_output().unwrap();
     let answer = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{answer}");
-    for part in ["no sign of rank 1 within 3s", "rank 1 did not come back within 8s"] {
+    for part in ["no sign of rank 1 within 3s", "rank 1 did not return within 8s"] {
         assert!(answer.contains(part), "no `{part}` in:\n{answer}");
     }
 }

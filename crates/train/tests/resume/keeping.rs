@@ -38,7 +38,7 @@ fn a_checkpoint_is_named_by_its_step_or_as_the_best() {
         refused(folder.path(), &["eval", name], &there);
         refused(folder.path(), &["--resume", name], &there);
     }
-    let which = format!("behind the @ give best, or a step: there are those of steps {best} and 10 (RUN@10)");
+    let which = format!("after the @, give `best` or a step: there are those of steps {best} and 10 (RUN@10)");
     refused(folder.path(), &["eval", "run@x"], &format!("run@x: {which}"));
     refused(folder.path(), &["--resume=run@"], &format!("run@: {which}"));
     refused(folder.path(), &["eval", "nothing@best"], "there is no run nothing: ");
@@ -63,7 +63,7 @@ fn auto_passes_over_damaged_checkpoints_and_says_so() {
     let newest = folder.path().join("run/checkpoints/step-9");
     flip(&newest.join("rank-1.safetensors"), 40);
     refused(folder.path(), &["--resume=run", "--steps=12"], "rank-1.safetensors: has digest ");
-    refused(folder.path(), &["inspect", "run"], "take the one before (run@6), as `--resume auto` does by itself");
+    refused(folder.path(), &["inspect", "run"], "take the one before (run@6), as `--resume auto` does automatically");
     let (_, told) = succeed(folder.path(), &auto("--steps=12"));
     for part in [
         "warning: run/checkpoints/step-9 is damaged and is skipped: run/checkpoints/step-9/rank-1.safetensors: has digest ",

@@ -348,7 +348,7 @@ fn what_is_there_is_not_written_over() {
         let answer = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(1) && answer.contains(expected), "{answer}");
     };
-    refused(&["--out=mine"], "mine exists and is no empty folder");
+    refused(&["--out=mine"], "mine exists and is not an empty folder");
     losses(folder.path(), &[TINY, &["--steps=1"]], "my run");
     refused(&["--out=my run"], "my run holds a run already: resume it with `train --resume 'my run'`, choose another");
     assert_eq!(fs::read_to_string(folder.path().join("mine/config.yaml")).unwrap(), "my: own");
@@ -360,7 +360,7 @@ fn what_is_there_is_not_written_over() {
     assert!(said.contains("finished at step 2") && contents(&folder.path().join("run")) == before, "{said}");
     let config = fs::read_to_string(folder.path().join("run/config.yaml")).unwrap();
     fs::write(folder.path().join("run/config.yaml"), config.replace("preset: gpt2", "preset: null")).unwrap();
-    refused(&["--steps=3", "--resume=auto", "--out=run"], "run is a run of another model than --model gpt2");
+    refused(&["--steps=3", "--resume=auto", "--out=run"], "run is a run of a different model than --model gpt2");
 }
 
 #[test]

@@ -17,7 +17,7 @@ impl FsdpConfig {
         if self.ep == 0 || !shared.is_multiple_of(self.ep) {
             let fits = (1..=shared.min(self.ep)).rev().find(|fits| shared.is_multiple_of(*fits)).unwrap_or(1);
             return Err(FsdpError::Config(format!(
-                "ep {} does not divide the number of ranks {of}, which is {shared}: take ep {fits}, say",
+                "ep {} does not divide the number of ranks {of}, which is {shared}: use ep {fits}, for example",
                 self.ep
             )));
         }
@@ -58,12 +58,12 @@ impl FsdpConfig {
         self.pipeline.of_a_round()?;
         if !world_size.is_multiple_of(stages) {
             let fits = world_size.next_multiple_of(stages);
-            return refuse(format!("pp {stages} does not divide the world size, {world_size}: take {fits} ranks, say"));
+            return refuse(format!(
+                "pp {stages} does not divide the world size, {world_size}: use {fits} ranks, for example"
+            ));
         }
         if cut && self.strategy == Strategy::Block {
-            return refuse(format!(
-                "{what} with strategy block, which places blocks on ranks by itself: take full_shard"
-            ));
+            return refuse(format!("{what} with strategy block, which assigns blocks to ranks itself: use full_shard"));
         }
         Ok(world_size / stages)
     }

@@ -73,6 +73,6 @@ fn the_page_of_all_keys_is_what_the_program_prints() {
     if std::env::var_os("KILN_WRITE_DOCS").is_some() {
         fs::write(&path, written).unwrap();
     } else {
-        assert!(page == written, "docs/configuration.md is not what the code says: `{command}` writes it anew");
+        assert!(page == written, "docs/configuration.md is out of date: `{command}` regenerates it");
     }
 }

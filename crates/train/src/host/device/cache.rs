@@ -57,7 +57,7 @@ fn unused(root: &Path, name: &str) -> Option<(String, File)> {
 pub fn line() -> String {
     let file = environment::path();
     if CubeClRuntimeConfig::get().autotune.disable_cache {
-        "kernels are tuned anew in every run, for minutes: CUBECL_AUTOTUNE_CACHE is off".into()
+        "every run tunes kernels again, which takes minutes: CUBECL_AUTOTUNE_CACHE is off".into()
     } else if file.exists() {
         format!("what earlier runs found out about kernels is in {}", file.display())
     } else {

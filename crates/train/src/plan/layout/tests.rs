@@ -141,11 +141,7 @@ const LAYOUTS: &[&[&str]] = &[
     &["parallel.gpus=2", "parallel.tp=2", "parallel.activation_checkpointing=full"],
     &["parallel.gpus=4", "parallel.tp=2", "parallel.precision.param=bf16"],
     &["parallel.gpus=4", "parallel.tp=2", "parallel.strategy=ddp"],
-    &["parallel.gpus=2", "parallel.cp=2", "parallel.activation_checkpointing=full"],
-    &["parallel.gpus=4", "parallel.cp=2", "parallel.tp=2", "parallel.precision.param=bf16"],
-    &["parallel.gpus=4", "parallel.cp=2", "parallel.pp=2", "parallel.strategy=zero1"],
     &["parallel.gpus=4", "parallel.tp=4", "train.seq_len=5"],
-    &["parallel.gpus=8", "parallel.cp=4", "parallel.tp=2", "train.seq_len=7"],
     &[
         "parallel.gpus=4",
         "parallel.tp=2",
@@ -155,16 +151,23 @@ const LAYOUTS: &[&[&str]] = &[
     ],
 ];
 
+const CONTEXT: &[&[&str]] = &[
+    &["parallel.gpus=2", "parallel.cp=2", "parallel.activation_checkpointing=full"],
+    &["parallel.gpus=4", "parallel.cp=2", "parallel.tp=2", "parallel.precision.param=bf16"],
+    &["parallel.gpus=4", "parallel.cp=2", "parallel.pp=2", "parallel.strategy=zero1"],
+    &["parallel.gpus=8", "parallel.cp=4", "parallel.tp=2", "train.seq_len=7"],
+];
+
 #[test]
 fn a_step_of_gpt2_receives_what_the_table_says() {
-    as_metered("gpt2", GPT2, LAYOUTS);
+    as_metered("gpt2", GPT2, &[LAYOUTS, CONTEXT].concat());
     as_metered("gpt2", GPT2, &[&["parallel.gpus=3", "parallel.strategy=block"]]);
 }
 
 #[test]
 fn a_step_of_llama_receives_what_the_table_says() {
-    as_metered("llama", LLAMA, LAYOUTS);
-    as_metered("llama", &[LLAMA, &["model.tie_word_embeddings=true"]].concat(), LAYOUTS);
+    as_metered("llama", LLAMA, &[LAYOUTS, CONTEXT].concat());
+    as_metered("llama", &[LLAMA, &["model.tie_word_embeddings=true"]].concat(), &[LAYOUTS, CONTEXT].concat());
     // Every token goes to both experts, so loads are balanced.
     let experts = ["model.mlp_only_layers=[1]", "moe.num_experts=2", "moe.top_k=2"];
     let layouts: &[&[&str]] = &[
@@ -178,7 +181,7 @@ fn a_step_of_llama_receives_what_the_table_says() {
 
 #[test]
 fn a_step_of_deepseek_receives_what_the_table_says() {
-    as_metered("deepseek", DEEPSEEK, LAYOUTS);
+    as_metered("deepseek", DEEPSEEK, &[LAYOUTS, CONTEXT].concat());
     let with_experts: &[&[&str]] = &[
         &["parallel.gpus=2", "parallel.ep=2"],
         &["parallel.gpus=4", "parallel.ep=2", "parallel.strategy=ddp"],

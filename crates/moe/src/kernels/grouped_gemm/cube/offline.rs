@@ -80,7 +80,7 @@ pub(crate) fn cases() -> Vec<KernelCase> {
         let hopper = KernelCase::new(name, move |gpu| {
             let settings = gpu.unchecked(CubeDim::new_1d(wgmma::UNITS as u32));
             let (b, gpu, target) = (buffer, gpu.device(), gpu.target());
-            wgmma::grouped_gemm_product::GroupedGemmProduct::new(
+            wgmma::grouped_gemm_product_wgmma::GroupedGemmProductWgmma::new(
                 settings,
                 gpu,
                 target,

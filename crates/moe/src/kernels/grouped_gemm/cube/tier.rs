@@ -11,7 +11,7 @@ pub enum Tier {
     Simt,
     /// cubek's matrix multiplication, on tensor cores if the device has them.
     MultiLevel,
-    /// Hopper's `wgmma` and TMA. It has not been run yet; it is used only if forced.
+    /// Hopper's `wgmma` and TMA. No GPU has run it, only an emulated one, so it is used only if forced.
     Wgmma,
 }
 

@@ -113,7 +113,7 @@ fn of_b(transposed: bool) -> [&'static str; 3] {
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn grouped_gemm_product(
+pub(super) fn grouped_gemm_product_wgmma(
     x: &TensorMap<bf16, Tiled>,
     weight: &TensorMap<bf16, Tiled>,
     tiles: &[i32],
@@ -245,7 +245,7 @@ pub(super) fn launch(
     // SAFETY: TMA skips whatever is outside a tensor, and writes are checked against a tile's end, which is at most the
     // number of rows (`tiles`).
     unsafe {
-        grouped_gemm_product::launch_unchecked(
+        grouped_gemm_product_wgmma::launch_unchecked(
             &x.client,
             CubeCount::Static(tiles::count(r, e, TILE) as u32, q.div_ceil(TILE) as u32, 1),
             CubeDim::new_1d(UNITS as u32),
