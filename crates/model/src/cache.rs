@@ -165,6 +165,11 @@ impl Chunk {
         self.starts.iter().flat_map(|start| (*start..start + self.t).map(|at| at.min(limit - 1))).collect()
     }
 
+    /// The number of sequences, and that of tokens in each with the padding.
+    pub(crate) fn shape(&self) -> [usize; 2] {
+        [self.starts.len(), self.t]
+    }
+
     /// Attention of the queries of the new tokens, `[b, heads, t, d]`, to all keys, `[b, heads, columns, d]`, and
     /// values, `[b, heads, columns, dv]`. Returns `[b, t, heads, dv]`.
     ///

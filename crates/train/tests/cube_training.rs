@@ -194,23 +194,42 @@ fn a_run_is_evaluated_on_the_device() {
     near(&losses[..1], &losses[1..], 1e-4);
 }
 
-/// What a run holds on emulated cards at its end is the same after 6 and after 12 steps.
+/// What the emulated card says of a run of this many steps: the allocations that are not freed, and how often the host
+/// has waited.
+fn emulated(folder: &Path, args: &[&str], steps: usize) -> (Vec<String>, usize) {
+    let (steps, profile) = (format!("--steps={steps}"), folder.join(format!("profile-{steps}")));
+    let mut command = program(folder, &[args, &["--device=cuda", &steps, &format!("--out=run-{steps}")]].concat());
+    let output = command.env("KILN_EMULATED_LEAKS", "1").env("KILN_EMULATED_PROFILE", &profile).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{stderr}");
+    let held = stderr.lines().filter(|line| line.contains(" allocations of card ")).map(str::to_owned).collect();
+    let profile = fs::read_to_string(profile).unwrap();
+    let (_, waits) = profile.split_once("the host waited ").unwrap();
+    (held, waits.split(' ').next().unwrap().parse().unwrap())
+}
+
+/// Whether the cards are emulated; real ones neither count waits nor report what was not freed.
+fn is_emulated(device: &str) -> bool {
+    device == "cuda" && std::env::var_os("KILN_EMULATED_CARDS").is_some()
+}
+
+/// A run frees what it has allocated, except for the memory that CubeCL keeps for each card.
 #[test]
-fn memory_of_a_card_does_not_grow_with_the_steps() {
-    let Some((folder, device)) = folder() else { return };
-    if std::env::var_os("KILN_EMULATED_CARDS").is_none() {
-        eprintln!("skipped: only emulated cards report what was not freed");
-        return;
-    }
-    let held = |steps: &str| {
-        let args = [TINY_EXPERTS, &["--gpus=2", "--device", &device, "--out", steps, "--steps", steps]].concat();
-        let output = program(folder.path(), &args).env("KILN_EMULATED_LEAKS", "1").output().unwrap();
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.success(), "{stderr}");
-        let counts = stderr.lines().filter(|line| line.contains("leak: "));
-        counts.map(str::to_owned).collect::<Vec<_>>()
-    };
-    let (few, many) = (held("6"), held("12"));
-    assert!(few.iter().any(|line| line.contains("allocations of card 1")), "{few:?}");
+fn the_memory_of_a_card_does_not_grow_with_the_steps() {
+    let Some((folder, _)) = folder().filter(|(_, device)| is_emulated(device)) else { return };
+    let [few, many] = [6, 12].map(|steps| emulated(folder.path(), &[TINY_EXPERTS, &["--gpus=2"]].concat(), steps).0);
+    assert!(few.len() == 2 && few.iter().all(|line| line.contains("leak: 1 allocations")), "{few:?}");
     assert_eq!(few, many);
+}
+
+/// The host waits once in a step, for the loss and the norm, and with experts a second time, for their loads.
+#[test]
+fn a_step_waits_for_the_card_once() {
+    for (model, per_step) in [(TINY, 1), (TINY_EXPERTS, 2)] {
+        let Some((folder, _)) = folder().filter(|(_, device)| is_emulated(device)) else { return };
+        // The first run measures kernels.
+        let [_, few, many] = [1, 6, 18].map(|steps| emulated(folder.path(), model, steps).1);
+        let most = 12 * per_step + 2; // CubeCL frees memory now and then
+        assert!((12..=most).contains(&(many - few)), "{} waits in 12 steps", many - few);
+    }
 }

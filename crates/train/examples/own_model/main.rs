@@ -4,106 +4,57 @@
 
 mod tiny;
 
-use burn::tensor::{Device, Int, Tensor};
-use model::{
-    Architecture, Batch, Chunk, Decoder, Family, LayerCache, ModelError, ParameterSpec, Size, Training, VocabularyHead,
-};
-use moe::MoeConfig;
+use burn::nn::Embedding;
+use burn::tensor::{Device, Tensor};
+use model::{Attention, Dimensions, ModelError, SimpleArchitecture, SimpleDecoder};
 use tiny::{Block, Head, SCALE, Tiny, TinyConfig};
 
-impl Decoder for Tiny {
-    fn calls(&self, training: &Training) -> fsdp::Calls<Self, Batch> {
-        let (mut calls, training, vocab) = (fsdp::Calls::new(), training.clone(), self.vocab_size);
-        training.add_embedding(&mut calls, |tiny: &Self| &tiny.embed, vocab);
-        for i in 0..self.blocks.len() {
-            let forward = |block: &Block, x: Tensor<3>, batch: &Batch| {
-                block.forward(x, |[q, k, v]| fused::causal_attention(q, k, v, SCALE, 0, batch.micro.first_keys()))
-            };
-            calls.then(format!("blocks.{i}"), move |tiny: &Self| &tiny.blocks[i], forward);
-        }
-        calls.last(
-            "head",
-            |tiny: &Self| &tiny.head,
-            move |head: &Head, x: Tensor<3>, batch| {
-                let output = VocabularyHead { weight: head.lm_head.weight.val(), transposed: false, vocab };
-                let (x, tp) = (head.norm.forward(x), &training.parallel.sequences.tp);
-                training.main_loss(batch, |targets, z_loss_coef| output.losses(tp, x, targets, z_loss_coef))
-            },
-        );
-        calls
+impl SimpleDecoder for Tiny {
+    type Block = Block;
+    type Head = Head;
+
+    fn embed(&self) -> &Embedding {
+        &self.embed
     }
 
-    fn blocks(&self) -> usize {
-        self.blocks.len()
+    fn blocks(&self) -> &[Block] {
+        &self.blocks
     }
 
-    fn max_positions(&self) -> usize {
+    fn head(&self) -> &Head {
+        &self.head
+    }
+
+    fn context(&self) -> usize {
         self.context
     }
 
-    fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
-        self.head.lm_head.forward(self.head.norm.forward(x))
+    fn forward(block: &Block, x: Tensor<3>, attention: &mut Attention) -> Tensor<3> {
+        block.forward(x, |qkv| attention.causal(qkv, SCALE))
     }
 
-    fn embed_cached(&self, tokens: Tensor<2, Int>, _: &Chunk) -> Tensor<3> {
-        self.embed.forward(tokens)
-    }
-
-    fn block_cached(&self, block: usize, x: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
-        self.blocks[block].forward(x, |[q, k, v]| chunk.attention(q, layer.append([k, v], chunk), SCALE, None))
+    fn output(head: &Head, x: Tensor<3>) -> (Tensor<3>, Tensor<2>) {
+        (head.norm.forward(x), head.lm_head.weight.val())
     }
 }
 
-impl Family for TinyConfig {
-    fn blocks(&self) -> usize {
-        self.layers
-    }
-
-    fn width(&self) -> usize {
-        self.width
-    }
-
-    fn vocab_size(&self) -> usize {
-        self.vocab_size
-    }
-
-    fn context(&self) -> Size {
-        ("model.context", self.context)
-    }
-
-    fn document_masking(&self) -> bool {
-        true
-    }
-
-    fn validate(&self) -> Result<(), ModelError> {
-        self.check().map_err(ModelError::from)
-    }
-
-    fn parameters(&self) -> Vec<ParameterSpec> {
-        model::parameters_of(&self.init(&Device::flex()))
-    }
-}
-
-impl Architecture for TinyConfig {
+impl SimpleArchitecture for TinyConfig {
     type Model = Tiny;
 
     const TYPE: &'static str = "tiny";
     const ABOUT: &'static str = "attention without positions, of Burn's layers";
 
-    fn family<'a>(&'a self, _: Option<&'a MoeConfig>) -> Box<dyn Family + 'a> {
-        Box::new(self.clone())
+    fn dimensions(&mut self) -> Dimensions<'_> {
+        let Self { vocab_size, layers, width, context } = self;
+        Dimensions { vocab_size, blocks: layers, width: *width, context: ("model.context", *context) }
     }
 
-    fn model(&self, _: Option<&MoeConfig>, device: &Device) -> Tiny {
+    fn model(&self, device: &Device) -> Tiny {
         self.init(device)
     }
 
-    fn set_vocab_size(&mut self, vocab_size: usize) {
-        self.vocab_size = vocab_size;
-    }
-
-    fn set_blocks(&mut self, blocks: usize) {
-        self.layers = blocks;
+    fn validate(&self) -> Result<(), ModelError> {
+        self.check().map_err(ModelError::from)
     }
 }
 

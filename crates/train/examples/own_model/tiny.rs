@@ -56,7 +56,6 @@ impl TinyConfig {
             blocks: (0..self.layers).map(block).collect(),
             head: Head { norm: norm(), lm_head: linear(d, self.vocab_size) },
             context: self.context,
-            vocab_size: self.vocab_size,
         }
     }
 }
@@ -67,7 +66,6 @@ pub struct Tiny {
     pub blocks: Vec<Block>,
     pub head: Head,
     pub context: usize,
-    pub vocab_size: usize,
 }
 
 /// `x + output(attention(norm(x)))`, then `x + down(gelu(up(mlp_norm(x))))`, without positions.

@@ -131,7 +131,7 @@ const LAYOUTS: &[Mistake] = &[
         "stages and blocks on ranks",
         &[],
         "--model gpt2 --gpus 2 --strategy block --set parallel.pp=2",
-        &["pp 2 with strategy block", "take full_shard"],
+        &["pp 2 with strategy block", "use full_shard"],
     ),
     (
         "sizes that do not multiply to the ranks",
@@ -188,7 +188,7 @@ const LAYOUTS: &[Mistake] = &[
         "experts over ranks, and blocks on ranks",
         &[],
         "--model deepseek --gpus 2 --strategy block --set parallel.ep=2",
-        &["ep 2 with strategy block", "take full_shard"],
+        &["ep 2 with strategy block", "use full_shard"],
     ),
     ("heads over no rank", &[], "--model gpt2 --set parallel.tp=0", &["parallel.tp is 0", "at least 1"]),
     (
@@ -244,7 +244,7 @@ const LAYOUTS: &[Mistake] = &[
         "rows over ranks, and blocks on ranks",
         &[],
         "--model gpt2 --gpus 2 --strategy block --set parallel.cp=2",
-        &["cp 2 with strategy block", "take full_shard"],
+        &["cp 2 with strategy block", "use full_shard"],
     ),
     (
         "heads over ranks that the context leaves too few of",
@@ -268,7 +268,7 @@ const LAYOUTS: &[Mistake] = &[
         "heads over ranks, and blocks on ranks",
         &[],
         "--model gpt2 --gpus 2 --strategy block --set parallel.tp=2",
-        &["tp 2 with strategy block", "take full_shard"],
+        &["tp 2 with strategy block", "use full_shard"],
     ),
     (
         "heads over ranks of a replica",

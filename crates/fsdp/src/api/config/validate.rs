@@ -76,7 +76,7 @@ impl FsdpConfig {
         let replicas = self.replicas();
         if self.strategy == Strategy::Block && replicas != 1 {
             return Err(FsdpError::Config(format!(
-                "dp_replicate {replicas} with strategy block, where one rank computes a block for all: take full_shard"
+                "dp_replicate {replicas} with strategy block, where one rank computes a block for all: use full_shard"
             )));
         }
         if replicas == 0 {
@@ -112,13 +112,13 @@ impl FsdpConfig {
         if self.strategy == Strategy::Block {
             if self.ep > 1 {
                 return refuse(format!(
-                    "ep {} with strategy block, where one rank computes all of a block: take full_shard",
+                    "ep {} with strategy block, where one rank computes all of a block: use full_shard",
                     self.ep
                 ));
             }
             if let Some((axis, size)) = [("tp", self.tp), ("cp", self.cp)].into_iter().find(|(_, size)| *size > 1) {
                 return refuse(format!(
-                    "{axis} {size} with strategy block, where one rank computes all of a block: take full_shard"
+                    "{axis} {size} with strategy block, where one rank computes all of a block: use full_shard"
                 ));
             }
             if let Wrap::Size(_) = self.wrap {

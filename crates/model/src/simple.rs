@@ -1,0 +1,321 @@
+//! Models of an embedding, like blocks and a head, for programs with a model of their own: [`SimpleDecoder`] and
+//! [`SimpleArchitecture`], from which [`Decoder`] and [`Architecture`] follow.
+
+use crate::cache::{Chunk, LayerCache};
+use crate::{
+    Architecture, Batch, Decoder, Family, ModelError, ParameterSpec, Size, Training, VocabularyHead, parameters_of,
+};
+use burn::module::Module;
+use burn::nn::Embedding;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use fsdp::Calls;
+use fused::causal_attention;
+use moe::MoeConfig;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
+
+/// A decoder whose blocks map the residual stream to itself. [`Decoder`] follows from it, with training in any layout
+/// that data, pipeline and sharding ranks allow, and generation with a cache.
+///
+/// Its fields must be named `embed`, `blocks` and `head`.
+pub trait SimpleDecoder: Module + 'static {
+    /// A block.
+    type Block: Module + 'static;
+
+    /// What follows the blocks.
+    type Head: Module + 'static;
+
+    /// The field `embed`, the table of `[vocab, d]`.
+    fn embed(&self) -> &Embedding;
+
+    /// The field `blocks`.
+    fn blocks(&self) -> &[Self::Block];
+
+    /// The field `head`.
+    fn head(&self) -> &Self::Head;
+
+    /// The longest sequence the model accepts.
+    fn context(&self) -> usize;
+
+    /// Output of a block: maps `[b, t, d]` to `[b, t, d]`. Only `attention` relates tokens to each other.
+    fn forward(block: &Self::Block, x_btd: Tensor<3>, attention: &mut Attention) -> Tensor<3>;
+
+    /// What the output matrix is multiplied with, `[b, t, d]`, from the output of the last block, and this matrix, `[d,
+    /// vocab]`.
+    fn output(head: &Self::Head, x_btd: Tensor<3>) -> (Tensor<3>, Tensor<2>);
+}
+
+/// Causal attention in a block, either of whole rows or of new tokens to a cache.
+pub struct Attention<'a>(Keys<'a>);
+
+enum Keys<'a> {
+    OfRows(&'a Batch),
+    Cached(&'a mut LayerCache, &'a Chunk, usize),
+}
+
+impl Attention<'_> {
+    /// Attention of queries, `[b, heads, t, d]`, to the keys, `[b, kv_heads, t, d]`, and values, `[b, kv_heads, t, dv]`,
+    /// of the same tokens and those before them. Scores are multiplied with `scale`. Returns `[b, t, heads, dv]`. See
+    /// [`causal_attention`]. Call it once in a block.
+    pub fn causal(&mut self, [q, k, v]: [Tensor<4>; 3], scale: f64) -> Tensor<4> {
+        match &mut self.0 {
+            Keys::OfRows(batch) => causal_attention(q, k, v, scale, 0, batch.micro.first_keys()),
+            Keys::Cached(layer, chunk, _) => chunk.attention(q, layer.append([k, v], chunk), scale, None),
+        }
+    }
+
+    /// The position of each token within its document, `[b, t]`, i32, for learned or rotary positions.
+    pub fn positions(&self, device: &Device) -> Tensor<2, Int> {
+        let (rows, shape) = match &self.0 {
+            Keys::OfRows(batch) => {
+                if let Some(documents) = &batch.micro.documents {
+                    return documents.positions_bt.clone();
+                }
+                let [b, t] = batch.inputs_bt.dims();
+                ((0..t).collect::<Vec<_>>().repeat(b), [b, t])
+            }
+            Keys::Cached(_, chunk, context) => (chunk.positions(*context), chunk.shape()),
+        };
+        let rows: Vec<i32> = rows.into_iter().map(|at| at as i32).collect();
+        Tensor::from_data(TensorData::new(rows, shape), (device, DType::I32))
+    }
+}
+
+impl<M: SimpleDecoder> Decoder for M {
+    fn calls(&self, training: &Training) -> Calls<Self, Batch> {
+        let (mut calls, training, vocab) = (Calls::new(), training.clone(), vocab_size(self));
+        training.add_embedding(&mut calls, M::embed, vocab);
+        for i in 0..SimpleDecoder::blocks(self).len() {
+            calls.then(
+                format!("blocks.{i}"),
+                move |model: &M| &SimpleDecoder::blocks(model)[i],
+                |block, x_btd, batch| M::forward(block, x_btd, &mut Attention(Keys::OfRows(batch))),
+            );
+        }
+        calls.last("head", M::head, move |head, x_btd, batch| {
+            let (x_btd, weight) = M::output(head, x_btd);
+            let head = VocabularyHead { weight, transposed: false, vocab };
+            training
+                .main_loss(batch, |targets, coef| head.losses(&training.parallel.sequences.tp, x_btd, targets, coef))
+        });
+        calls
+    }
+
+    fn blocks(&self) -> usize {
+        SimpleDecoder::blocks(self).len()
+    }
+
+    fn max_positions(&self) -> usize {
+        self.context()
+    }
+
+    fn head_logits(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        let (x_btd, weight) = M::output(self.head(), x_btd);
+        fused::linear(x_btd, weight, None)
+    }
+
+    fn embed_cached(&self, tokens_bt: Tensor<2, Int>, _: &Chunk) -> Tensor<3> {
+        self.embed().forward(tokens_bt)
+    }
+
+    fn block_cached(&self, block: usize, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
+        let block = &SimpleDecoder::blocks(self)[block];
+        M::forward(block, x_btd, &mut Attention(Keys::Cached(layer, chunk, self.context())))
+    }
+}
+
+fn vocab_size<M: SimpleDecoder>(model: &M) -> usize {
+    model.embed().weight.shape().dims::<2>()[0]
+}
+
+/// Sizes of a [`SimpleDecoder`], in its configuration.
+#[derive(Debug)]
+pub struct Dimensions<'a> {
+    /// Vocabulary size; 0 until it is known from the data.
+    pub vocab_size: &'a mut usize,
+    /// Number of blocks.
+    pub blocks: &'a mut usize,
+    /// Width of the residual stream.
+    pub width: usize,
+    /// The configuration key of the longest context, such as `model.context`, and its value in tokens.
+    pub context: Size,
+}
+
+/// The configuration of a [`SimpleDecoder`]: the keys of the section `model`. [`Architecture`] follows from it; see
+/// there for the traits to derive.
+///
+/// Such a model has no experts, and neither tensor nor context parallelism. Memory and FLOPs are estimated from its
+/// matrices.
+pub trait SimpleArchitecture:
+    Debug + Clone + PartialEq + Default + Serialize + DeserializeOwned + JsonSchema + Send + Sync + 'static
+{
+    /// The model.
+    type Model: SimpleDecoder;
+
+    /// The value of `model.type`.
+    const TYPE: &'static str;
+
+    /// A one-line description of this type of model.
+    const ABOUT: &'static str;
+
+    /// The model's sizes.
+    fn dimensions(&mut self) -> Dimensions<'_>;
+
+    /// A model with any values.
+    fn model(&self, device: &Device) -> Self::Model;
+
+    /// Rejects shapes that no model can be built from; the message names key, value and remedy. A vocabulary of 0
+    /// passes.
+    ///
+    /// # Errors
+    /// See above.
+    fn validate(&self) -> Result<(), ModelError> {
+        Ok(())
+    }
+}
+
+impl<C: SimpleArchitecture> Architecture for C {
+    type Model = C::Model;
+
+    const TYPE: &'static str = C::TYPE;
+    const ABOUT: &'static str = C::ABOUT;
+
+    fn family<'a>(&'a self, _: Option<&'a MoeConfig>) -> Box<dyn Family + 'a> {
+        let mut copy = self.clone();
+        let Dimensions { vocab_size, blocks, width, context } = copy.dimensions();
+        Box::new(SimpleFamily { config: self, vocab_size: *vocab_size, blocks: *blocks, width, context })
+    }
+
+    fn model(&self, _: Option<&MoeConfig>, device: &Device) -> C::Model {
+        SimpleArchitecture::model(self, device)
+    }
+
+    fn set_vocab_size(&mut self, vocab_size: usize) {
+        *self.dimensions().vocab_size = vocab_size;
+    }
+
+    fn set_blocks(&mut self, blocks: usize) {
+        *self.dimensions().blocks = blocks;
+    }
+}
+
+struct SimpleFamily<'a, C> {
+    config: &'a C,
+    vocab_size: usize,
+    blocks: usize,
+    width: usize,
+    context: Size,
+}
+
+impl<C: SimpleArchitecture> Family for SimpleFamily<'_, C> {
+    fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    fn width(&self) -> usize {
+        self.width
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn context(&self) -> Size {
+        self.context
+    }
+
+    fn document_masking(&self) -> bool {
+        true
+    }
+
+    fn validate(&self) -> Result<(), ModelError> {
+        self.config.validate()
+    }
+
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        parameters_of(&SimpleArchitecture::model(self.config, &Device::flex()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LanguageModel, MicroBatch};
+    use burn::nn::{EmbeddingConfig, Linear, LinearConfig};
+    use comm::ContextParallel;
+
+    #[derive(Module, Debug)]
+    struct Model {
+        embed: Embedding,
+        blocks: Vec<Linear>,
+        head: Linear,
+    }
+
+    impl SimpleDecoder for Model {
+        type Block = Linear;
+        type Head = Linear;
+
+        fn embed(&self) -> &Embedding {
+            &self.embed
+        }
+
+        fn blocks(&self) -> &[Linear] {
+            &self.blocks
+        }
+
+        fn head(&self) -> &Linear {
+            &self.head
+        }
+
+        fn context(&self) -> usize {
+            8
+        }
+
+        /// One head, with keys that depend on the position.
+        fn forward(block: &Linear, x_btd: Tensor<3>, attention: &mut Attention) -> Tensor<3> {
+            let [q, k, v] = block.forward(x_btd.clone()).unsqueeze_dim::<4>(1).chunk(3, 3).try_into().expect("three");
+            let at_b1t1 = attention.positions(&x_btd.device()).float().unsqueeze_dim::<3>(1).unsqueeze_dim::<4>(3);
+            let y_bt1d = attention.causal([q, k * at_b1t1.sin(), v], 1.0);
+            x_btd + y_bt1d.squeeze_dim(2)
+        }
+
+        fn output(head: &Linear, x_btd: Tensor<3>) -> (Tensor<3>, Tensor<2>) {
+            (x_btd, head.weight.val())
+        }
+    }
+
+    fn model() -> Model {
+        let device = Device::flex();
+        device.seed(1);
+        let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(&device);
+        let blocks = vec![linear(4, 12), linear(4, 12)];
+        Model { embed: EmbeddingConfig::new(11, 4).init(&device), blocks, head: linear(4, 11) }
+    }
+
+    fn tokens(rows: [[i32; 5]; 2]) -> Tensor<2, Int> {
+        Tensor::from_data(rows, &Device::flex())
+    }
+
+    #[test]
+    fn logits_with_a_cache_are_those_of_the_whole_row() {
+        let (model, all) = (model(), tokens([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]]));
+        let expected = model.logits(all.clone());
+        let mut cache = model.cache(2);
+        let parts = [0..2, 2..3, 3..5].map(|part| model.logits_cached(all.clone().slice_dim(1, part), &mut cache));
+        let far = (Tensor::cat(parts.to_vec(), 1) - expected).abs().max().into_scalar::<f32>();
+        assert!(far < 1e-6, "logits differ by {far}");
+    }
+
+    #[test]
+    fn a_document_is_as_if_alone() {
+        let (model, all) = (model(), tokens([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]]));
+        let first_keys = vec![0, 0, 0, 3, 3, 0, 0, 0, 3, 3];
+        let documents = crate::Documents::new(first_keys, 5, &ContextParallel::default(), &Device::flex());
+        let packed = MicroBatch { documents: Some(documents), ..MicroBatch::default() };
+        let found = model.hidden_of(all.clone(), &packed).slice_dim(1, 3..5);
+        let far = (found - model.hidden(all.slice_dim(1, 3..5))).abs().max().into_scalar::<f32>();
+        assert!(far < 1e-6, "outputs differ by {far}");
+    }
+}
