@@ -138,7 +138,7 @@ const SPOILT: &[Spoilt] = &[
         "a file cut off",
         |step| cut(&step.join("rank-1.safetensors"), 10),
         &[],
-        &["rank-1.safetensors: has ", "the run has no other one"],
+        &["rank-1.safetensors: has ", "the run has no other checkpoint"],
     ),
     (
         "a byte changed",
@@ -178,13 +178,13 @@ const SPOILT: &[Spoilt] = &[
         &["config.yaml: has 0 bytes", "the run has no other checkpoint: train it from the start"],
     ),
     ("no checkpoint", |step| fs::remove_dir_all(step).unwrap(), &[], &["the run run has no checkpoint"]),
-    ("another model", |_| {}, &["--set=model.n_layer=3"], &["no parameter blocks.2.ln_1.gamma", "another model"]),
-    ("another width", |_| {}, &["--set=model.n_embd=32"], &["has shape [", "another model"]),
+    ("another model", |_| {}, &["--set=model.n_layer=3"], &["no parameter blocks.2.ln_1.gamma", "belongs to a different model"]),
+    ("another width", |_| {}, &["--set=model.n_embd=32"], &["has shape [", "belongs to a different model"]),
     (
         "another vocabulary",
         |_| {},
         &["--set=data.tokenizer=char", "--set=model.vocab_size=0"],
-        &["ends.wte.weight", "another model"],
+        &["ends.wte.weight", "belongs to a different model"],
     ),
     ("another model's name", |_| {}, &["--model=gpt2"], &["--model gpt2 with --resume", "leave --model out"]),
     (

@@ -121,7 +121,7 @@ fn a_checkpoint_with_a_parameter_that_is_not_finite_is_not_used() {
     let name = "blocks.0.attn.c_attn.weight";
     with_nan(&folder.path().join("run/checkpoints/step-3"), &folder.path().join("nan"), name);
     let answer = format!(
-        "nan/checkpoints/step-3: parameter {name} is not finite (it has the value NaN); the run has no other one"
+        "nan/checkpoints/step-3: parameter {name} is not finite (it has the value NaN); the run has no other checkpoint"
     );
     refused(folder.path(), &["eval", "nan"], &answer);
     refused(folder.path(), &["generate", "nan", "--prompt=The"], &answer);

@@ -239,7 +239,7 @@ fn one_command_starts_a_run_goes_on_with_it_and_begins_anew_what_died_before_its
     assert!(again(&["--steps=6"]).contains("resuming after step 3 from runs/gpt2-001/checkpoints/step-3"));
     let other = run(folder.path(), &["--model=deepseek", "--resume=auto", "--out=runs/gpt2-001"]);
     let answer = String::from_utf8_lossy(&other.stderr);
-    assert!(!other.status.success() && answer.contains("runs/gpt2-001 is a run of another model"), "{answer}");
+    assert!(!other.status.success() && answer.contains("runs/gpt2-001 is a run of a different model"), "{answer}");
 }
 
 #[test]
