@@ -213,12 +213,12 @@ fn is_emulated(device: &str) -> bool {
     device == "cuda" && std::env::var_os("KILN_EMULATED_CARDS").is_some()
 }
 
-/// A run frees what it has allocated, except for the memory that CubeCL keeps for each card.
+/// The memory that CubeCL keeps for each card when a run ends does not depend on its steps.
 #[test]
 fn the_memory_of_a_card_does_not_grow_with_the_steps() {
     let Some((folder, _)) = folder().filter(|(_, device)| is_emulated(device)) else { return };
     let [few, many] = [6, 12].map(|steps| emulated(folder.path(), &[TINY_EXPERTS, &["--gpus=2"]].concat(), steps).0);
-    assert!(few.len() == 2 && few.iter().all(|line| line.contains("leak: 1 allocations")), "{few:?}");
+    assert_eq!(few.len(), 2, "a line for each card: {few:?}");
     assert_eq!(few, many);
 }
 

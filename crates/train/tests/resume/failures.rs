@@ -178,7 +178,12 @@ const SPOILT: &[Spoilt] = &[
         &["config.yaml: has 0 bytes", "the run has no other checkpoint: train it from the start"],
     ),
     ("no checkpoint", |step| fs::remove_dir_all(step).unwrap(), &[], &["the run run has no checkpoint"]),
-    ("another model", |_| {}, &["--set=model.n_layer=3"], &["no parameter blocks.2.ln_1.gamma", "belongs to a different model"]),
+    (
+        "another model",
+        |_| {},
+        &["--set=model.n_layer=3"],
+        &["no parameter blocks.2.ln_1.gamma", "belongs to a different model"],
+    ),
     ("another width", |_| {}, &["--set=model.n_embd=32"], &["has shape [", "belongs to a different model"]),
     (
         "another vocabulary",
