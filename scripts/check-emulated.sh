@@ -27,29 +27,30 @@ environment=$(realpath -m "${CARGO_TARGET_DIR:-target}/emulated-cuda")
 export KILN_KERNEL_DEVICE=cuda KILN_ALL_LAYOUTS=1 KILN_EMULATED_CARDS=4 KILN_EMULATED_MEMORY=2G KILN_EMULATED_CHECKS=partial_stores
 export KILN_EMULATED_PTXAS=1 CUBECL_AUTOTUNE_LEVEL=0
 
-# The test programs, of which `cube_listed` and `cube_ahead` need no card.
+# The crate, name and path of each test program. `cube_listed` and `cube_ahead` need no card.
 programs() {
     local executables
     executables='import json, sys
-lines = map(json.loads, sys.stdin)
-print(*(line["executable"] for line in lines if "test" in line.get("target", {}).get("kind", []) and line.get("executable")), sep="\n")'
+for line in map(json.loads, sys.stdin):
+    if "test" in line.get("target", {}).get("kind", []) and line.get("executable"):
+        name = line["target"]["name"]
+        if name not in ("cube_listed", "cube_ahead"):
+            print(line["package_id"].split("#")[0].split("/")[-1], name, line["executable"])'
     cargo test --locked "${packages[@]}" --features "${features[$1]}" --test 'cube*' --no-run --quiet --message-format=json |
-        python3 -c "$executables" | grep -v -e /cube_listed- -e /cube_ahead-
+        python3 -c "$executables"
 }
 
 # Runs one program and adds a row to the table.
 check() {
-    local compiler=$1 architecture=$2 program=$3 name before passed
-    name=$(basename "$program")
-    before=$SECONDS
+    local compiler=$1 architecture=$2 crate=$3 name=$4 program=$5 before=$SECONDS passed
     if ! (cd "$environment" && KILN_EMULATED_ARCH=$architecture KILN_EMULATED_PROFILE=$work/$compiler-$architecture \
         bash "$OLDPWD/scripts/emulated-cuda.sh" "$program" --nocapture >"$work/log" 2>&1); then
         cat "$work/log"
         exit 1
     fi
-    grep -h -o 'losses differ by .* at most' "$work/log" >>"$work/losses-$compiler-$architecture" || true
+    grep -h -o 'losses differ by .* at most' "$work/log" >>"$work/losses" || true
     passed=$(sed -n 's/^test result: ok. \([0-9]*\) passed.*/\1/p' "$work/log")
-    printf '| %s | %s | %s | %s | %s s |\n' "$compiler" "$architecture" "${name%-*}" "$passed" $((SECONDS - before))
+    printf '| %s | %s | %s: %s | %s | %s s |\n' "$compiler" "$architecture" "$crate" "$name" "$passed" $((SECONDS - before))
 }
 
 mkdir -p "$environment"
@@ -59,8 +60,8 @@ printf '| compiler | architecture | test | passed | time |\n|---|---|---|---:|--
 for compiler in "${compilers[@]}"; do
     programs "$compiler" >"$work/programs"
     for architecture in "${architectures[@]}"; do
-        while read -r program; do
-            check "$compiler" "$architecture" "$program"
+        while read -r crate name program; do
+            check "$compiler" "$architecture" "$crate" "$name" "$program"
         done <"$work/programs"
         used='$5 != "0" && $NF ~ /grouped_gemm_product_wgmma/ { found = 1 } END { exit !found }'
         if [[ $architecture == sm_90a ]] && ! awk -F'\t' "$used" "$work/$compiler-$architecture"; then
@@ -69,4 +70,4 @@ for compiler in "${compilers[@]}"; do
         fi
     done
 done
-sed -s 's/losses differ by \(.*\) at most/\1/' "$work"/losses-* | sort -g | tail -1 | sed 's/.*/losses of training differ from the CPU by & at most/'
+sed 's/losses differ by \(.*\) at most/\1/' "$work/losses" | sort -g | tail -1 | sed 's/.*/losses of training differ from those of the CPU by & at most/'
