@@ -1,9 +1,9 @@
 //! The cards of this process: their memory, who allocated what, and pinned host memory.
 
 use crate::abi::{CUcontext, CUdevice, CUdeviceptr, CUmemoryPool};
-use crate::call::say;
 use crate::context::Primary;
 use crate::errors::{Answer, Code};
+use crate::say::say;
 use crate::settings::settings;
 use ptx::{Allocation, Fault, FaultKind, Memory};
 use std::collections::BTreeMap;

@@ -1,11 +1,12 @@
 //! Contexts: primary and created, the stack of each thread, and errors that stay.
 
 use crate::abi::{CUcontext, CUdevice};
-use crate::call::{api, out, out_opt, say, unsupported};
+use crate::call::{api, out, out_opt, unsupported};
 use crate::card::{Card, card, cards};
 use crate::engine::{Class, Point, engine};
 use crate::errors::{Answer, Code};
 use crate::handles::{Table, fresh};
+use crate::say::say;
 use crate::stream::{Kind, Stream, streams};
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};

@@ -1,9 +1,10 @@
 //! Cards: what each kind has, and the functions that ask for it.
 
 use crate::abi::{CUdevice, CUuuid, copy_text};
-use crate::call::{INITIALIZED, api, out, refuse, say_once, text};
+use crate::call::{INITIALIZED, api, out, refuse, text};
 use crate::card::{Card, card, cards};
 use crate::errors::{Answer, Code};
+use crate::say::say_once;
 use crate::settings::{Arch, settings};
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::atomic::Ordering;

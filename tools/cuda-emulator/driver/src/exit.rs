@@ -1,8 +1,8 @@
 //! What is reported when the process ends.
 
-use crate::call::say;
 use crate::card::cards;
 use crate::engine::engine;
+use crate::say::say;
 use crate::settings::settings;
 use crate::stream::Kind;
 use std::path::Path;

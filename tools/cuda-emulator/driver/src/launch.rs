@@ -1,13 +1,14 @@
 //! Launches: what is checked at the call, and how a kernel runs when its turn has come.
 
 use crate::abi::{CUcontext, CUfunction, CUlaunchAttribute, CUlaunchConfig, CUstream};
-use crate::call::{api, refuse, say_once, values};
+use crate::call::{api, refuse, values};
 use crate::context::Context;
 use crate::device::{MAX_BLOCK, MAX_GRID, SHARED_DEFAULT, spec};
 use crate::engine::work::{Work, report};
 use crate::errors::{Answer, Code};
 use crate::function::{Function, resolve as kernel_of};
 use crate::module::Module;
+use crate::say::say_once;
 use crate::settings::settings;
 use crate::stream::{Stream, resolve};
 use std::ffi::{c_uint, c_void};

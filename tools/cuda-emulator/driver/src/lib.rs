@@ -48,6 +48,7 @@ pub mod pool;
 pub mod profile;
 mod ptxas;
 pub mod refused;
+mod say;
 pub mod settings;
 pub mod stream;
 pub mod tensor_map;

@@ -1,7 +1,6 @@
 //! The kinds of work that a stream holds, and what each does when its turn has come.
 
 use crate::abi::{CUdeviceptr, CUhostFn, CUstream, CUstreamCallback};
-use crate::call::say;
 use crate::card::{card_of, code_of};
 use crate::context::Context;
 use crate::copy::Copy;
@@ -10,6 +9,7 @@ use crate::errors::Code;
 use crate::event::Stamp;
 use crate::graph::Nodes;
 use crate::launch::Launch;
+use crate::say::say;
 use crate::settings::settings;
 use ptx::Fault;
 use std::ffi::c_void;

@@ -6,9 +6,9 @@
 
 use super::work::Outcome;
 use super::{Engine, Op, Others, State};
-use crate::call::say;
 use crate::context::Context;
 use crate::errors::Code;
+use crate::say::say;
 use crate::settings::settings;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
