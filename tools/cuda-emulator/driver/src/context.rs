@@ -204,14 +204,6 @@ fn create(to: *mut CUcontext, flags: c_uint, device: CUdevice) -> Answer {
     unsafe { out(to, context.handle) }
 }
 
-/// The primary context of a card: how often it is retained.
-#[derive(Default)]
-pub struct Primary {
-    retained: u32,
-    flags: c_uint,
-    handle: CUcontext,
-}
-
 /// The primary context of a card, made if there is none, without retaining it.
 pub fn primary(card: &Card) -> Arc<Context> {
     let mut primary = locked(&card.primary);

@@ -3,11 +3,11 @@
 use crate::abi::{CUfunction, CUmodule};
 use crate::call::{api, out, out_opt, refuse};
 use crate::context::current;
-use crate::device::{SHARED_DEFAULT, spec};
 use crate::errors::{Answer, Code};
 use crate::handles::Table;
 use crate::module::Module;
 use crate::ptxas::Resources;
+use crate::spec::{SHARED_DEFAULT, spec};
 use std::ffi::{CString, c_char, c_int, c_uint};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Weak};

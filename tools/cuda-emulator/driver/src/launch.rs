@@ -2,14 +2,15 @@
 
 use crate::abi::{CUcontext, CUfunction, CUlaunchAttribute, CUlaunchConfig, CUstream};
 use crate::call::{api, refuse, values};
+use crate::card::report;
 use crate::context::Context;
-use crate::device::{MAX_BLOCK, MAX_GRID, SHARED_DEFAULT, spec};
-use crate::engine::work::{Work, report};
+use crate::engine::work::Work;
 use crate::errors::{Answer, Code};
 use crate::function::{Function, resolve as kernel_of};
 use crate::module::Module;
 use crate::say::say_once;
 use crate::settings::settings;
+use crate::spec::{MAX_BLOCK, MAX_GRID, SHARED_DEFAULT, spec};
 use crate::stream::{Stream, resolve};
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;

@@ -8,7 +8,7 @@
 //!
 //! | part | modules |
 //! |---|---|
-//! | cards and contexts | [`device`], [`card`], [`context`] |
+//! | cards and contexts | [`spec`], [`card`], [`device`], [`context`] |
 //! | memory | [`memory`], [`virtual_memory`], [`host`], [`pool`], [`copy`], [`transfer`], [`fill`] |
 //! | order of work | [`stream`], [`event`], [`engine`], [`capture`], [`graph`], [`nodes`], [`edges`] |
 //! | kernels | [`module`], [`library`], [`link`], [`function`], [`launch`], [`occupancy`], [`tensor_map`] |
@@ -50,6 +50,7 @@ mod ptxas;
 pub mod refused;
 mod say;
 pub mod settings;
+pub mod spec;
 pub mod stream;
 pub mod tensor_map;
 pub mod transfer;

@@ -2,10 +2,10 @@
 
 use crate::abi::{CUfunction, CUlaunchConfig, CUoccupancyB2DSize};
 use crate::call::{api, out, values};
-use crate::device::{BLOCKS_PER_SM, SHARED_RESERVED, THREADS_PER_SM, spec};
 use crate::errors::{Answer, Code};
 use crate::function::{Function, resolve};
 use crate::module::Module;
+use crate::spec::{BLOCKS_PER_SM, SHARED_RESERVED, THREADS_PER_SM, spec};
 use std::ffi::{c_int, c_uint};
 
 /// Registers of a multiprocessor.

@@ -12,9 +12,9 @@
 //! The last two count only as many multiprocessors as there are blocks. Latencies, waits, bank conflicts and launches are not in
 //! the model, so the time is a bound from below but for the caches.
 
-use crate::device::{Spec, spec};
 use crate::launch::Launch;
 use crate::settings::settings;
+use crate::spec::{Spec, spec};
 use ptx::{Class, Counts};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,7 +1,7 @@
 //! The kinds of work that a stream holds, and what each does when its turn has come.
 
 use crate::abi::{CUdeviceptr, CUhostFn, CUstream, CUstreamCallback};
-use crate::card::{card_of, code_of};
+use crate::card::card_of;
 use crate::context::Context;
 use crate::copy::Copy;
 use crate::engine::Random;
@@ -9,9 +9,7 @@ use crate::errors::Code;
 use crate::event::Stamp;
 use crate::graph::Nodes;
 use crate::launch::Launch;
-use crate::say::say;
 use crate::settings::settings;
-use ptx::Fault;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -95,12 +93,6 @@ impl From<Result<(), Code>> for Outcome {
             Err(code) => Outcome::Failed(code),
         }
     }
-}
-
-/// Prints a fault and returns its code.
-pub fn report(what: &str, fault: &Fault) -> Code {
-    say(&format!("{what}: {fault}"));
-    code_of(fault)
 }
 
 /// Reads `width` bytes of a card or of pinned memory.
