@@ -2,7 +2,7 @@
 
 use crate::abi::CUlinkState;
 use crate::call::{api, out, out_opt, refuse, text};
-use crate::context::current;
+use crate::contexts::current;
 use crate::errors::{Answer, Code};
 use crate::handles::Table;
 use crate::image::{self, Log};

@@ -10,7 +10,7 @@ use crate::engine::work::Work;
 use crate::errors::{Answer, Code};
 use crate::handles::{Table, fresh};
 use crate::say::say_once;
-use crate::stream::{Stream, resolve};
+use crate::streams::{Stream, resolve};
 use std::collections::HashMap;
 use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -6,7 +6,7 @@
 use crate::abi::{CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation};
 use crate::call::{api, out, refuse, unsupported, values};
 use crate::card::{card, cards};
-use crate::context::current;
+use crate::contexts::current;
 use crate::errors::{Answer, Code};
 use crate::handles::fresh;
 use crate::say::say;
