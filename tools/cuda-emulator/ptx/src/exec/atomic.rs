@@ -3,8 +3,8 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use super::access::Kind;
 use super::machine::Machine;
-use super::memory::Kind;
 use super::span::{Addresses, each};
 use crate::code::{Atom, AtomOp, AtomType, NONE, PARAM_WINDOW, SHARED_WINDOW, Space, WINDOW};
 use crate::fault::Fault;
