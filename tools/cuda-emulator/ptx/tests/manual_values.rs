@@ -416,6 +416,25 @@ fn loads_extend_and_stores_cut() {
 }
 
 #[test]
+fn addresses_lie_in_the_windows_of_their_spaces() {
+    // "isspacep": a kernel's parameters are within the window of global memory, too; `.shared` is `.shared::cta`.
+    let cases: Vec<(String, u32)> = [
+        ("mov.b64 %rd1, p; cvta.param.u64 %rd1, %rd1;", [1, 0, 0, 1]),
+        ("mov.b64 %rd1, %rd0;", [1, 0, 0, 0]),
+        ("mov.b64 %rd1, 16; cvta.shared.u64 %rd1, %rd1;", [0, 1, 0, 0]),
+        (".local .b32 l; mov.b64 %rd1, l; cvta.local.u64 %rd1, %rd1;", [0, 0, 1, 0]),
+    ]
+    .into_iter()
+    .flat_map(|(code, inside)| {
+        ["global", "shared", "local", "param"].into_iter().zip(inside).map(move |(space, inside)| {
+            (format!("{code} isspacep.{space} %p1, %rd1; selp.u32 %r1, 1, 0, %p1;"), inside)
+        })
+    })
+    .collect();
+    table(&cases.iter().map(|(code, value)| (code.as_str(), *value)).collect::<Vec<_>>());
+}
+
+#[test]
 fn forms_that_no_assembler_takes_are_refused() {
     for code in [
         // A rounding, mode or scope is missing, or there are two.
@@ -446,6 +465,7 @@ fn forms_that_no_assembler_takes_are_refused() {
         "ldu.shared.u32 %r1, [%r1];",
         "shfl.sync.idx.u32 %r1, %r2, 0, 31, -1;",
         "fence.proxy.sync;",
+        "wgmma.fence;",
         // Copies the other way round.
         "cp.async.ca.global.shared [%rd0], [%r1], 16;",
         "cp.async.bulk.shared::cta.shared::cluster.mbarrier::complete_tx::bytes [%r1], [%r2], 16, [%r3];",

@@ -375,6 +375,9 @@ impl<'a, 't> Body<'a, 't> {
             return Ok(Address { space, base: NONE, wide: true, offset: *offset });
         };
         if let Some(register) = self.names.register(self.scope, name) {
+            if !matches!(register.bits, 32 | 64) {
+                return Err(format!("'{name}' has {} bits, which is no address", register.bits));
+            }
             self.reads.push((register.row, register.rows()));
             let wide = register.bits == 64;
             return Ok(Address { space, base: register.row, wide, offset: *offset });

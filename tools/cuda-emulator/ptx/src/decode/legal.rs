@@ -74,3 +74,22 @@ fn conversion(op: &Op<'_>) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_instruction_has_a_row_in_the_list_of_instructions() {
+        let elsewhere = ["ldmatrix", "stmatrix", "mma", "wmma", "wgmma", "vabsdiff2", "vabsdiff4"];
+        let known: BTreeSet<&str> = FORMS.iter().flat_map(|form| form.0.split(' ')).chain(elsewhere).collect();
+        let rows = include_str!("../../INSTRUCTIONS.md").lines().filter(|line| line.starts_with("| `"));
+        let listed: Vec<&str> = rows
+            .filter_map(|row| row.split('|').nth(1))
+            .flat_map(|names| names.split('`').skip(1).step_by(2))
+            .collect();
+        assert_eq!(listed.iter().copied().collect::<BTreeSet<_>>(), known);
+        assert_eq!(listed.len(), known.len(), "an instruction has two rows");
+    }
+}
