@@ -180,7 +180,7 @@ impl<'t> Body<'_, 't> {
                 (regs[count], regs[count + 1]) = (row, row + 2);
                 count += 2;
             } else {
-                regs[count] = self.src(source, of)?;
+                regs[count] = self.wide_enough(source, of)?;
                 count += 1;
             }
         }
@@ -287,10 +287,10 @@ impl<'t> Body<'_, 't> {
         let sources = elements(op, name, b)?;
         let mut b = [NONE; 8];
         for (b, source) in b.iter_mut().zip(sources) {
-            *b = self.src(source, name)?;
+            *b = self.exact(source, name)?;
         }
         let c = match rest.first() {
-            Some(c) if kind == AtomOp::Cas => self.src(c, name)?,
+            Some(c) if kind == AtomOp::Cas => self.exact(c, name)?,
             _ => NONE,
         };
         let (count, returns) = (sources.len() as u8, target.is_some());

@@ -46,7 +46,7 @@ impl<'t> Body<'_, 't> {
             let p = self.predicate_name(p)?;
             let property = op.words.first().copied().unwrap_or_default();
             let f = compare::property(property, of == "f64").ok_or_else(known)?;
-            let a = self.src(args.get(1).ok_or("an operand is missing")?, of)?;
+            let a = self.exact(args.get(1).ok_or("an operand is missing")?, of)?;
             let combine = crate::code::Combine::None;
             self.emit(CLASS, Inst::Test { f, a, b: a, p, q: NONE, combine, c: NONE });
             return Ok(true);
@@ -84,7 +84,7 @@ impl<'t> Body<'_, 't> {
         };
         // Three operands of `min` and `max`: two steps.
         if matches!(name, "min" | "max") && args.len() == 4 {
-            let sources = [self.src(&args[1], of)?, self.src(&args[2], of)?, self.src(&args[3], of)?];
+            let sources = [self.exact(&args[1], of)?, self.exact(&args[2], of)?, self.exact(&args[3], of)?];
             let (t, d) = (self.temporary(of == "f64"), self.dst(&args[0], of)?);
             self.map(class, (map, imm), (t, of == "f64"), &sources[..2]);
             self.map(class, (map, imm), (d, of == "f64"), &[t, sources[2]]);
@@ -128,11 +128,11 @@ impl<'t> Body<'_, 't> {
         let [Operand::Name(d, 0), source] = args else { return Err("2 operands are expected".to_owned()) };
         let source_type = match from_kind.bits() {
             64 => from,
-            bits if bits < 32 && !from_kind.is_float() => "b32",
+            bits if bits < 32 && !from_kind.is_float() => "b16",
             _ if from_kind.is_float() => from,
             _ => "b32",
         };
-        let a = self.src(source, source_type)?;
+        let a = self.wide_enough(source, source_type)?;
         if op.has("satfinite") {
             return Err("'.satfinite' is not emulated with these types".to_owned());
         }

@@ -136,7 +136,6 @@ impl<'a, 't> Body<'a, 't> {
 
     fn instruction(&mut self, instruction: &Instruction<'t>) -> Result<()> {
         let op = Op::new(instruction.opcode);
-        super::modifiers::check(&op)?;
         super::legal::check(&op)?;
         let args = &instruction.operands[..];
         target::check(self.builder.target, target::needed(&op, args))?;
@@ -204,17 +203,39 @@ impl<'a, 't> Body<'a, 't> {
         if name == "_" { Ok(NONE) } else { self.predicate_name(name) }
     }
 
-    /// The row of a register that is written, which has to have as many rows as the type; `_` is a spare row.
+    /// The row of a register that is written, which has to have the type's size; `_` is a spare row.
     pub fn dst(&mut self, operand: &Operand<'t>, of: &str) -> Result<u32> {
         let Operand::Name(name, 0) = operand else { return Err("a register is expected first".to_owned()) };
         if *name == "_" {
             return Ok(self.temporary(true));
         }
         let register = self.register(name)?;
-        if register.bits == 1 || register.rows() != bits(of).div_ceil(32) {
+        if register.bits == 1 || register.bits.max(16) != bits(of).max(16) {
             return Err(format!("'{name}' has {} bits where .{of} is expected", register.bits));
         }
         Ok(register.row)
+    }
+
+    /// An operand whose register has to have the type's size.
+    pub fn exact(&mut self, operand: &Operand<'t>, of: &str) -> Result<Src> {
+        if let Operand::Name(name, _) = operand
+            && let Some(register) = self.names.register(self.scope, name)
+            && register.bits.max(16) != bits(of).max(16)
+        {
+            return Err(format!("'{name}' has {} bits where .{of} is expected", register.bits));
+        }
+        self.src(operand, of)
+    }
+
+    /// An operand whose register may be wider than the type.
+    pub fn wide_enough(&mut self, operand: &Operand<'t>, of: &str) -> Result<Src> {
+        if let Operand::Name(name, _) = operand
+            && let Some(register) = self.names.register(self.scope, name)
+            && register.bits < bits(of)
+        {
+            return Err(format!("'{name}' has only {} bits", register.bits));
+        }
+        self.src(operand, of)
     }
 
     /// An operand of a type.
@@ -354,6 +375,9 @@ impl<'a, 't> Body<'a, 't> {
             return Ok(Address { space, base: NONE, wide: true, offset: *offset });
         };
         if let Some(register) = self.names.register(self.scope, name) {
+            if !matches!(register.bits, 32 | 64) {
+                return Err(format!("'{name}' has {} bits, which is no address", register.bits));
+            }
             self.reads.push((register.row, register.rows()));
             let wide = register.bits == 64;
             return Ok(Address { space, base: register.row, wide, offset: *offset });

@@ -168,7 +168,8 @@ impl Machine<'_, '_> {
                         }
                         Space::Local => inside(address, LOCAL_WINDOW),
                         Space::Param => inside(address, crate::code::PARAM_WINDOW),
-                        _ => !(SHARED_WINDOW..crate::code::PARAM_WINDOW + WINDOW).contains(&address),
+                        // A kernel's parameters count as global.
+                        _ => !(SHARED_WINDOW..LOCAL_WINDOW + WINDOW).contains(&address),
                     };
                     found |= u32::from(is) << lane;
                 }
