@@ -4,7 +4,7 @@ use super::function::{Body, Op, Result};
 use crate::code::{Inst, NONE};
 use crate::lanes::convert::{How, Kind, convert, finite, from_fp8_pair, pair, tf32, to_fp8_pair};
 use crate::lanes::round::{RM, RN, RNA, RP, RZ};
-use crate::lanes::{Map, approx, compare, double, float, half, lanes};
+use crate::lanes::{Map, approx, compare, double, float, half, lanes, single};
 use crate::options::Class;
 use crate::parse::ast::Operand;
 
@@ -36,7 +36,8 @@ impl<'t> Body<'_, 't> {
         let of = op.of().unwrap_or_default();
         let known = || format!("'{}' of .{of} is not emulated", op.name);
         let (ftz, sat, (mode, _)) = (op.has("ftz"), op.has("sat"), mode(op));
-        let extremes = if op.has("NaN") { half::NAN } else { 0 } | if op.has("xorsign") { half::XORSIGN } else { 0 };
+        let extremes =
+            if op.has("NaN") { single::NAN } else { 0 } | if op.has("xorsign") { single::XORSIGN } else { 0 };
         let name = if op.name == "mad" { "fma" } else { op.name };
         if matches!(name, "min" | "max") && op.has("abs") != op.has("xorsign") {
             return Err("'.xorsign' and '.abs' go together".to_owned());

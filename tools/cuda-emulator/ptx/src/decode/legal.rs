@@ -29,7 +29,7 @@ fn goes((_, types, words): &Form, of: &[&str], others: &[&str]) -> bool {
 /// Refuses types and words that do not go together.
 pub(super) fn check(op: &Op<'_>) -> Result<()> {
     let (of, others): (Vec<&str>, Vec<&str>) =
-        op.words.iter().partition(|word| crate::parse::type_bits(word).is_some());
+        op.words.iter().partition(|word| crate::parse::ast::type_bits(word).is_some());
     if op.name == "cp" && op.has("tensor") {
         return Ok(());
     }

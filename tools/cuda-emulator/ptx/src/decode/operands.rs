@@ -33,12 +33,12 @@ impl<'t> Op<'t> {
 }
 
 fn ast_type(word: &str) -> bool {
-    crate::parse::type_bits(word).is_some()
+    crate::parse::ast::type_bits(word).is_some()
 }
 
 /// Bits of a type's name.
 pub(super) fn bits(of: &str) -> u32 {
-    crate::parse::type_bits(of).unwrap_or(32)
+    crate::parse::ast::type_bits(of).unwrap_or(32)
 }
 
 /// The bits of a literal where a type is expected.

@@ -10,7 +10,8 @@ use crate::code::{Atom, AtomOp, AtomType, NONE, PARAM_WINDOW, SHARED_WINDOW, Spa
 use crate::fault::Fault;
 use crate::lanes::LANES;
 use crate::lanes::double::canonical;
-use crate::lanes::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, least, most};
+use crate::lanes::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+use crate::lanes::single::{least, most};
 use crate::tensor::Reduction;
 
 /// Bytes of a value.

@@ -1,9 +1,9 @@
 //! `cvt`.
 
-use super::float::{canonical, flush};
 use super::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use super::int::Int;
 use super::round::{RN, narrow, odd, to_f32};
+use super::single::{canonical, flush};
 use super::{Map, lanes};
 
 /// Types of conversions.
