@@ -1,26 +1,13 @@
 //! Loads, stores, atomic operations and address arithmetic.
 
-use super::function::{Body, Op, Result, bits};
+use super::body::Body;
+use super::operands::{Op, Result, bits, space};
 use crate::code::{
     Access, Address, Atom, AtomOp, AtomType, Element, Inst, LOCAL_WINDOW, NONE, PARAM_WINDOW, SHARED_WINDOW, Space,
 };
 use crate::lanes::lanes;
 use crate::options::Class;
 use crate::parse::ast::Operand;
-
-/// The space that an opcode's words name.
-pub(super) fn space(op: &Op<'_>) -> Space {
-    for word in &op.words {
-        match *word {
-            "global" | "const" => return Space::Global,
-            "shared" | "shared::cta" | "shared::cluster" => return Space::Shared,
-            "local" => return Space::Local,
-            "param" | "param::entry" | "param::func" => return Space::Param,
-            _ => {}
-        }
-    }
-    Space::Generic
-}
 
 fn class(space: Space) -> Class {
     match space {

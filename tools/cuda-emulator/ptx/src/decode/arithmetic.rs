@@ -1,6 +1,7 @@
 //! Moves, integer arithmetic, logic, comparisons and selections.
 
-use super::function::{Body, Op, Result, bits};
+use super::body::Body;
+use super::operands::{Op, Result, bits};
 use crate::code::{Carry, CarryOp, Combine, Inst, NONE, NOT};
 use crate::lanes::compare::{self, Kind};
 use crate::lanes::int::{self, Int};

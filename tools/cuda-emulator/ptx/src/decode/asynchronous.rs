@@ -1,7 +1,8 @@
 //! Asynchronous copies, `mbarrier` objects, and addresses within a cluster.
 
-use super::access::{elements, space};
-use super::function::{Body, Op, Result, bits};
+use super::access::elements;
+use super::body::Body;
+use super::operands::{Op, Result, bits, space};
 use crate::code::{
     Address, Copy, Inst, MbarrierOp, MbarrierStep, NONE, SHARED_RANK, SHARED_WINDOW, Space, Special, Src,
 };

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::function::{Body, Op, Result};
+use super::body::Body;
+use super::operands::{Op, Result};
 use crate::code::{Access, Address, Call, Element, Inst, LOCAL_BASE, NONE, Space, Target};
 use crate::options::Class;
 use crate::parse::ast::{Operand, Value};

@@ -1,6 +1,7 @@
 //! Floating-point arithmetic and conversions.
 
-use super::function::{Body, Op, Result};
+use super::body::Body;
+use super::operands::{Op, Result};
 use crate::code::{Inst, NONE};
 use crate::lanes::convert::{How, Kind, convert, finite, from_fp8_pair, pair, tf32, to_fp8_pair};
 use crate::lanes::round::{RM, RN, RNA, RP, RZ};

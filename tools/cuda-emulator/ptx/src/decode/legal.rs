@@ -1,8 +1,7 @@
 //! Which types and words go together. Assemblers refuse all else, so it is refused here, too.
 
-use super::access::space;
 use super::forms::{FORMS, Form};
-use super::function::{Op, Result};
+use super::operands::{Op, Result, space};
 use crate::code::Space;
 use crate::lanes::convert::Kind;
 

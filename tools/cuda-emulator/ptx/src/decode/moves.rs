@@ -1,6 +1,7 @@
 //! `mov`, with its packing and unpacking of registers.
 
-use super::function::{Body, Result, bits};
+use super::body::Body;
+use super::operands::{Result, bits};
 use crate::code::{CONST, Inst, NONE};
 use crate::lanes::{Map, lanes};
 use crate::options::Class;

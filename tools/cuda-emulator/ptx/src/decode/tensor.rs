@@ -1,7 +1,7 @@
 //! Tensor core instructions.
 
-use super::access::space;
-use super::function::{Body, Op, Result};
+use super::body::Body;
+use super::operands::{Op, Result, space};
 use crate::code::{Inst, NONE, Src, Tensor};
 use crate::options::Class;
 use crate::parse::ast::{Operand, Value};

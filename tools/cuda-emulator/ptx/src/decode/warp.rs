@@ -1,6 +1,7 @@
 //! Exchanges within a warp, and barriers.
 
-use super::function::{Body, Op, Result, bits};
+use super::body::Body;
+use super::operands::{Op, Result, bits};
 use crate::code::{Barrier, BarrierKind, Exchange, ExchangeOp, Inst, NONE};
 use crate::options::Class;
 use crate::parse::ast::Operand;
