@@ -2,11 +2,10 @@
 
 use crate::abi::CUresult;
 use crate::errors::{Answer, Code};
+use crate::say::{say, say_once};
 use crate::settings::settings;
-use std::collections::HashSet;
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Process that called `cuInit`; 0 before. A child of `fork` has no worker threads, so it counts as not initialized.
@@ -69,20 +68,6 @@ pub fn is_initialized() -> bool {
     let process = INITIALIZED.load(Ordering::Acquire);
     // SAFETY: `getpid` has no preconditions.
     process != 0 && process == unsafe { libc::getpid() }
-}
-
-/// Prints a line to stderr under the emulator's name.
-pub fn say(line: &str) {
-    eprintln!("emulated CUDA: {line}");
-}
-
-/// Prints a line once for each different text.
-pub fn say_once(line: &str) {
-    static SAID: Mutex<Option<HashSet<String>>> = Mutex::new(None);
-    let mut said = SAID.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if said.get_or_insert_with(HashSet::new).insert(line.to_owned()) {
-        say(line);
-    }
 }
 
 /// Says once that `what` is not supported, and answers so.

@@ -1,9 +1,8 @@
 //! The cards of this process: their memory, who allocated what, and pinned host memory.
 
 use crate::abi::{CUcontext, CUdevice, CUdeviceptr, CUmemoryPool};
-use crate::call::say;
-use crate::context::Primary;
 use crate::errors::{Answer, Code};
+use crate::say::say;
 use crate::settings::settings;
 use ptx::{Allocation, Fault, FaultKind, Memory};
 use std::collections::BTreeMap;
@@ -21,6 +20,17 @@ pub struct Card {
     /// State of its primary context.
     pub primary: Mutex<Primary>,
     owners: Mutex<BTreeMap<CUdeviceptr, Owner>>,
+}
+
+/// The primary context of a card: how often it is retained.
+#[derive(Default)]
+pub struct Primary {
+    /// How often clients retain it.
+    pub retained: u32,
+    /// Its flags.
+    pub flags: u32,
+    /// Its handle, or 0 if it was never made.
+    pub handle: CUcontext,
 }
 
 /// Who has an allocation.
@@ -165,6 +175,12 @@ pub fn code_of(fault: &Fault) -> Code {
         FaultKind::Limit => Code::LAUNCH_TIMEOUT,
         _ => Code::LAUNCH_FAILED,
     }
+}
+
+/// Prints a fault and returns its code.
+pub fn report(what: &str, fault: &Fault) -> Code {
+    say(&format!("{what}: {fault}"));
+    code_of(fault)
 }
 
 fn pinned() -> MutexGuard<'static, BTreeMap<usize, Pinned>> {

@@ -1,214 +1,79 @@
-//! Contexts: primary and created, the stack of each thread, and errors that stay.
+//! The functions that open, close and ask contexts, primary and created.
 
 use crate::abi::{CUcontext, CUdevice};
-use crate::call::{api, out, out_opt, say, unsupported};
-use crate::card::{Card, card, cards};
+use crate::call::{api, out, out_opt, unsupported};
+use crate::captures::forbid_wait;
+use crate::card::{Card, card};
+use crate::contexts::{Context, contexts, current, current_any, pop, push, set_current, top};
 use crate::engine::{Class, Point, engine};
 use crate::errors::{Answer, Code};
-use crate::handles::{Table, fresh};
-use crate::stream::{Kind, Stream, streams};
-use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap};
+use crate::handles::fresh;
+use crate::streams::{Kind, Stream, streams};
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::ThreadId;
-
-/// A context.
-pub struct Context {
-    /// Its handle.
-    pub handle: CUcontext,
-    /// Number of its card.
-    pub card: usize,
-    flags: AtomicU32,
-    /// The first fault; 0 is none.
-    sticky: AtomicI32,
-    limits: Mutex<HashMap<c_uint, usize>>,
-    /// Cards whose memory kernels of this context may use.
-    peers: Mutex<BTreeSet<usize>>,
-    /// The legacy default stream.
-    legacy: usize,
-    /// The default streams of threads.
-    of_threads: Mutex<HashMap<ThreadId, usize>>,
-    /// Queue of the marks that come after all work of the context: `cuCtxRecordEvent`.
-    pub marks: usize,
-    /// Queue of what all later work of the context comes after: `cuCtxWaitEvent`.
-    pub gates: usize,
-}
-
-/// All live contexts.
-pub fn contexts() -> &'static Table<Context> {
-    static CONTEXTS: Table<Context> = Table::new(Code::INVALID_CONTEXT);
-    &CONTEXTS
-}
-
-thread_local! {
-    /// The stack of this thread; its last is current.
-    static STACK: RefCell<Vec<CUcontext>> = const { RefCell::new(Vec::new()) };
-}
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// The context that is current in this thread, with a fault or not.
-fn current_any() -> Answer<Arc<Context>> {
-    let top = STACK.with_borrow(|stack| stack.last().copied()).unwrap_or(0);
-    if top == 0 {
-        return Err(Code::INVALID_CONTEXT);
+/// Opens a context with the queues that every context has.
+fn open(handle: CUcontext, card: usize, flags: c_uint) -> Arc<Context> {
+    let context = contexts().add_at(handle, |handle| Context::new(handle, card, flags));
+    streams().add_at(context.legacy, |handle| Stream::new(handle, context.clone(), Kind::Legacy, 0));
+    engine().open(context.legacy, context.clone(), Class::Legacy);
+    for queue in [context.marks, context.gates] {
+        engine().open(queue, context.clone(), Class::NonBlocking);
     }
-    contexts().get(top).map_err(|_| Code::CONTEXT_IS_DESTROYED)
+    context
 }
 
-/// The context that is current in this thread.
+/// Waits until all work of a context is done.
 ///
 /// # Errors
-/// There is none, it is destroyed, or it has had a fault, whose code every later call gets.
-pub fn current() -> Answer<Arc<Context>> {
-    let context = current_any()?;
-    context.check()?;
-    Ok(context)
+/// The code of a fault.
+pub fn synchronize(context: &Context) -> Answer {
+    let points: Vec<Point> = engine().tails(context.handle);
+    crate::profile::waited();
+    engine().wait(&points);
+    context.check()
 }
 
-impl Context {
-    fn open(handle: CUcontext, card: usize, flags: c_uint) -> Arc<Context> {
-        let (legacy, marks, gates) = (fresh(), fresh(), fresh());
-        let context = contexts().add_at(handle, |handle| Context {
-            handle,
-            card,
-            flags: AtomicU32::new(flags),
-            sticky: AtomicI32::new(0),
-            limits: Mutex::default(),
-            peers: Mutex::default(),
-            legacy,
-            of_threads: Mutex::default(),
-            marks,
-            gates,
-        });
-        streams().add_at(legacy, |handle| Stream::new(handle, context.clone(), Kind::Legacy, 0));
-        engine().open(legacy, context.clone(), Class::Legacy);
-        for queue in [marks, gates] {
-            engine().open(queue, context.clone(), Class::NonBlocking);
-        }
-        context
-    }
-
-    /// Its card.
-    pub fn card(&self) -> &'static Card {
-        &cards()[self.card]
-    }
-
-    /// Whether a fault has ended it.
-    ///
-    /// # Errors
-    /// The code of the fault.
-    pub fn check(&self) -> Answer {
-        match self.sticky.load(Ordering::Acquire) {
-            0 => Ok(()),
-            code => Err(Code(code)),
-        }
-    }
-
-    /// Ends it by a fault: every later call answers `code`.
-    pub fn fail(&self, code: Code) {
-        if self.sticky.compare_exchange(0, code.0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-            say(&format!(
-                "card {}: from here on every call in this context answers {} ({})",
-                self.card,
-                code.name(),
-                code.0
-            ));
-        }
-    }
-
-    /// Handle of the legacy default stream.
-    pub fn legacy(&self) -> usize {
-        self.legacy
-    }
-
-    /// Handle of the calling thread's default stream.
-    pub fn of_thread(self: &Arc<Self>) -> usize {
-        *locked(&self.of_threads).entry(std::thread::current().id()).or_insert_with(|| {
-            let stream = streams().add(|handle| Stream::new(handle, self.clone(), Kind::OfThread, 0));
-            engine().open(stream.handle, self.clone(), Class::Blocking);
-            crate::event::pass_gates(&stream);
-            stream.handle
-        })
-    }
-
-    /// Waits until all its work is done.
-    ///
-    /// # Errors
-    /// The code of a fault.
-    pub fn synchronize(&self) -> Answer {
-        let points: Vec<Point> = engine().tails(self.handle);
-        crate::profile::waited();
-        engine().wait(&points);
-        self.check()
-    }
-
-    /// Takes away the access to another card, unless another context of this card has it too.
-    fn release_peer(&self, peer: usize) {
-        // After the kernels that may use it.
-        engine().wait(&engine().tails(self.handle));
-        let others = contexts().all();
-        let kept = |other: &Context| other.card == self.card && locked(&other.peers).contains(&peer);
-        if !others.iter().any(|other| kept(other)) {
-            self.card().memory.disable_peer(peer);
-        }
-    }
-
-    /// Ends it with all that belongs to it.
-    fn close(&self) {
-        engine().wait(&engine().tails(self.handle));
-        for stream in streams().remove_all(|stream| stream.context.handle == self.handle) {
-            engine().close(stream.handle);
-        }
-        for queue in [self.marks, self.gates] {
-            engine().close(queue);
-        }
-        crate::module::close_all(self.handle);
-        crate::event::close_all(self.handle);
-        self.card().free_all(self.handle);
-        let _ = contexts().remove(self.handle);
-        for peer in std::mem::take(&mut *locked(&self.peers)) {
-            self.release_peer(peer);
-        }
+/// Takes away a context's access to another card, unless another context of its card has it too.
+fn release_peer(context: &Context, peer: usize) {
+    // After the kernels that may use it.
+    engine().wait(&engine().tails(context.handle));
+    let others = contexts().all();
+    let kept = |other: &Context| other.card == context.card && locked(&other.peers).contains(&peer);
+    if !others.iter().any(|other| kept(other)) {
+        context.card().memory.disable_peer(peer);
     }
 }
 
-fn push(handle: CUcontext) {
-    STACK.with_borrow_mut(|stack| stack.push(handle));
-}
-
-fn pop() -> Answer<CUcontext> {
-    STACK.with_borrow_mut(|stack| stack.pop()).ok_or(Code::INVALID_CONTEXT)
-}
-
-/// Makes a context current instead of the one that is; 0 leaves none.
-fn set_current(handle: CUcontext) {
-    STACK.with_borrow_mut(|stack| {
-        stack.pop();
-        if handle != 0 {
-            stack.push(handle);
-        }
-    });
+/// Ends a context with all that belongs to it.
+fn close(context: &Context) {
+    engine().wait(&engine().tails(context.handle));
+    for stream in streams().remove_all(|stream| stream.context.handle == context.handle) {
+        engine().close(stream.handle);
+    }
+    for queue in [context.marks, context.gates] {
+        engine().close(queue);
+    }
+    crate::module::close_all(context.handle);
+    crate::event::close_all(context.handle);
+    context.card().free_all(context.handle);
+    let _ = contexts().remove(context.handle);
+    for peer in std::mem::take(&mut *locked(&context.peers)) {
+        release_peer(context, peer);
+    }
 }
 
 fn create(to: *mut CUcontext, flags: c_uint, device: CUdevice) -> Answer {
     let card = card(device)?;
-    let context = Context::open(fresh(), card.ordinal, flags);
+    let context = open(fresh(), card.ordinal, flags);
     push(context.handle);
     // SAFETY: checked for null in `out`.
     unsafe { out(to, context.handle) }
-}
-
-/// The primary context of a card: how often it is retained.
-#[derive(Default)]
-pub struct Primary {
-    retained: u32,
-    flags: c_uint,
-    handle: CUcontext,
 }
 
 /// The primary context of a card, made if there is none, without retaining it.
@@ -217,7 +82,7 @@ pub fn primary(card: &Card) -> Arc<Context> {
     if primary.handle == 0 {
         primary.handle = fresh();
     }
-    contexts().get(primary.handle).unwrap_or_else(|_| Context::open(primary.handle, card.ordinal, primary.flags))
+    contexts().get(primary.handle).unwrap_or_else(|_| open(primary.handle, card.ordinal, primary.flags))
 }
 
 fn release(card: &Card, all: bool) -> Answer {
@@ -230,7 +95,7 @@ fn release(card: &Card, all: bool) -> Answer {
     let end = all || primary.retained == 0;
     drop(primary);
     if end && let Ok(context) = contexts().get(handle) {
-        context.close();
+        close(&context);
     }
     Ok(())
 }
@@ -283,12 +148,10 @@ api! {
         if locked(&context.card().primary).handle == handle {
             return Err(Code::INVALID_CONTEXT);
         }
-        context.close();
-        STACK.with_borrow_mut(|stack| {
-            if stack.last() == Some(&handle) {
-                stack.pop();
-            }
-        });
+        close(&context);
+        if top() == handle {
+            pop()?;
+        }
         Ok(())
     }
     fn cuCtxPushCurrent_v2(handle: CUcontext) {
@@ -309,7 +172,7 @@ api! {
         Ok(())
     }
     fn cuCtxGetCurrent(to: *mut CUcontext) {
-        out(to, STACK.with_borrow(|stack| stack.last().copied()).unwrap_or(0))
+        out(to, top())
     }
     fn cuCtxGetDevice(to: *mut CUdevice) {
         out(to, current_any()?.card as CUdevice)
@@ -335,14 +198,14 @@ api! {
     }
     fn cuCtxSynchronize() {
         let context = current()?;
-        crate::capture::forbid_wait(&context)?;
-        context.synchronize()
+        forbid_wait(&context)?;
+        synchronize(&context)
     }
     fn cuCtxSynchronize_v2(handle: CUcontext) {
         let context = if handle == 0 { current()? } else { contexts().get(handle)? };
         context.check()?;
-        crate::capture::forbid_wait(&context)?;
-        context.synchronize()
+        forbid_wait(&context)?;
+        synchronize(&context)
     }
     fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
         current()?;
@@ -405,7 +268,7 @@ api! {
         if !locked(&context.peers).remove(&peer.card) {
             return Err(Code::PEER_ACCESS_NOT_ENABLED);
         }
-        context.release_peer(peer.card);
+        release_peer(&context, peer.card);
         Ok(())
     }
 }

@@ -2,8 +2,7 @@
 
 use crate::abi::CUdeviceptr;
 use crate::call::refuse;
-use crate::card::{allocation, card_of, pinned_at};
-use crate::engine::work::report;
+use crate::card::{allocation, card_of, pinned_at, report};
 use crate::errors::{Answer, Code};
 use std::sync::Arc;
 

@@ -29,7 +29,7 @@ unsafe fn list<const N: usize>(found: &[[CUgraphNode; N]], places: [*mut CUgraph
 /// The edges of a graph: the node that comes first, and the one that comes after it.
 fn edges(graph: CUgraph) -> Answer<Vec<[CUgraphNode; 2]>> {
     let nodes = nodes_of(graph)?;
-    let into = |to: &crate::graph::Node| {
+    let into = |to: &crate::engine::work::Node| {
         let to_handle = to.handle;
         to.after.iter().map(|&from| [nodes[from].handle, to_handle]).collect::<Vec<_>>()
     };

@@ -1,11 +1,12 @@
-//! How clients find functions: by name, version and kind of default stream.
+//! What clients look up: functions by name, version and kind of default stream, and the names and texts of codes.
 
-use crate::abi::CUuuid;
-use crate::call::{api, out, out_opt, say, say_once, text, values};
+use crate::abi::{CUresult, CUuuid};
+use crate::call::{api, out, out_opt, text, values};
 use crate::device::VERSION;
-use crate::errors::{Answer, Code};
+use crate::errors::{self, Answer, Code};
+use crate::say::{say, say_once};
 use crate::settings::settings;
-use std::ffi::{CString, c_char, c_int, c_ulonglong, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 /// Functions whose newer forms a client gets only if it asks for the version that brought them; other `_v2` are older than
@@ -101,6 +102,21 @@ unsafe fn lookup(
     Ok(())
 }
 
+/// Writes `pick(row)` to `out`; an unknown code makes it null.
+unsafe fn text_of(
+    code: CUresult,
+    out: *mut *const c_char,
+    pick: fn(&(CUresult, &CStr, &CStr)) -> *const c_char,
+) -> Answer {
+    if out.is_null() {
+        return Err(Code::INVALID_VALUE);
+    }
+    let row = errors::find(code);
+    // SAFETY: the client vouches for a pointer that is not null.
+    unsafe { *out = row.map_or(std::ptr::null(), pick) };
+    row.map(|_| ()).ok_or(Code::INVALID_VALUE)
+}
+
 api! {
     early fn cuGetProcAddress(name: *const c_char, to: *mut *mut c_void, version: c_int, flags: c_ulonglong) {
         lookup(name, to, version, flags, std::ptr::null_mut())
@@ -121,5 +137,11 @@ api! {
             say("cuGetExportTable: a table that is not emulated");
         }
         Err(Code::NOT_FOUND)
+    }
+    early fn cuGetErrorName(code: CUresult, name: *mut *const c_char) {
+        text_of(code, name, |row| row.1.as_ptr())
+    }
+    early fn cuGetErrorString(code: CUresult, string: *mut *const c_char) {
+        text_of(code, string, |row| row.2.as_ptr())
     }
 }

@@ -1,8 +1,7 @@
 //! Result codes of the driver API, with the names and texts that clients ask for.
 
 use crate::abi::{CUresult, c_str};
-use crate::call::api;
-use std::ffi::{CStr, c_char};
+use std::ffi::CStr;
 
 /// A result code other than success.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -104,30 +103,7 @@ impl Code {
     }
 }
 
-fn find(code: CUresult) -> Option<&'static (CUresult, &'static CStr, &'static CStr)> {
+/// Code, name and text of a code; none if the header does not have it.
+pub fn find(code: CUresult) -> Option<&'static (CUresult, &'static CStr, &'static CStr)> {
     CODES.iter().find(|row| row.0 == code)
-}
-
-/// Writes `pick(row)` to `out`; an unknown code makes it null.
-unsafe fn text(
-    code: CUresult,
-    out: *mut *const c_char,
-    pick: fn(&(CUresult, &CStr, &CStr)) -> *const c_char,
-) -> Answer {
-    if out.is_null() {
-        return Err(Code::INVALID_VALUE);
-    }
-    let row = find(code);
-    // SAFETY: the client vouches for a pointer that is not null.
-    unsafe { *out = row.map_or(std::ptr::null(), pick) };
-    row.map(|_| ()).ok_or(Code::INVALID_VALUE)
-}
-
-api! {
-    early fn cuGetErrorName(code: CUresult, name: *mut *const c_char) {
-        text(code, name, |row| row.1.as_ptr())
-    }
-    early fn cuGetErrorString(code: CUresult, string: *mut *const c_char) {
-        text(code, string, |row| row.2.as_ptr())
-    }
 }

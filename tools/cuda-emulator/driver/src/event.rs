@@ -5,27 +5,16 @@
 
 use crate::abi::{CUcontext, CUevent, CUstream};
 use crate::call::{api, out, refuse};
-use crate::capture::Capture;
-use crate::context::{Context, contexts, current};
-use crate::engine::work::Work;
+use crate::capture::join;
+use crate::captures::{Capture, forbid_wait};
+use crate::contexts::{Context, contexts, current};
+use crate::engine::work::{Stamp, Work};
 use crate::engine::{Point, engine};
 use crate::errors::{Answer, Code};
 use crate::handles::Table;
-use crate::stream::{Stream, resolve, streams};
+use crate::streams::{Stream, resolve, streams};
 use std::ffi::c_uint;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::Instant;
-
-/// When a mark was passed.
-#[derive(Default)]
-pub struct Stamp(OnceLock<Instant>);
-
-impl Stamp {
-    /// Takes the time.
-    pub fn take(&self) {
-        let _ = self.0.set(Instant::now());
-    }
-}
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The last record of an event.
 #[derive(Default)]
@@ -82,7 +71,7 @@ pub fn wait_in(stream: &Stream, event: CUevent) -> Answer {
     let event = events().get(event)?;
     let last = event.last();
     match &*last {
-        Record::Captured(capture, nodes) => capture.join(stream, nodes),
+        Record::Captured(capture, nodes) => join(capture, stream, nodes),
         Record::Never => Ok(()),
         Record::At(..) if stream.is_capturing() => {
             let _: Answer = stream.forbidden();
@@ -116,7 +105,7 @@ fn record_in_context(event: CUevent, context: CUcontext) -> Answer {
         return refuse(Code::INVALID_HANDLE, "cuCtxRecordEvent: the event is of another context");
     }
     context.check()?;
-    crate::capture::forbid_wait(&context)?;
+    forbid_wait(&context)?;
     let (stamp, after) = (Arc::new(Stamp::default()), engine().tails(context.handle));
     let point = engine().submit(context.marks, &after, Work::Record(stamp.clone()))?;
     *event.last() = Record::At(point, stamp);
@@ -128,20 +117,12 @@ fn wait_in_context(context: CUcontext, event: CUevent) -> Answer {
     let context = contexts().get(context)?;
     context.check()?;
     let Some(point) = events().get(event)?.point()? else { return Ok(()) };
-    crate::capture::forbid_wait(&context)?;
+    forbid_wait(&context)?;
     engine().submit(context.gates, &[point], Work::Nothing)?;
     for stream in streams().all().iter().filter(|stream| stream.context.handle == context.handle) {
         engine().submit(stream.handle, &[point], Work::Nothing)?;
     }
     Ok(())
-}
-
-/// Makes a new stream wait for what its context waits for.
-pub fn pass_gates(stream: &Stream) {
-    let gate = engine().tail(stream.context.gates);
-    if !engine().is_done(gate) {
-        let _ = engine().submit(stream.handle, &[gate], Work::Nothing);
-    }
 }
 
 fn elapsed(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Answer {

@@ -1,10 +1,10 @@
 //! What is reported when the process ends.
 
-use crate::call::say;
 use crate::card::cards;
 use crate::engine::engine;
+use crate::say::say;
 use crate::settings::settings;
-use crate::stream::Kind;
+use crate::streams::Kind;
 use std::path::Path;
 
 /// Asks for the reports at the end of the process.
@@ -55,9 +55,9 @@ pub fn leaks() -> Vec<String> {
     let made = |kind: &Kind| matches!(kind, Kind::Blocking | Kind::NonBlocking);
     let (graphs, executables) = crate::graph::live();
     let counts = [
-        (crate::stream::streams().all().iter().filter(|stream| made(&stream.kind)).count(), "streams"),
+        (crate::streams::streams().all().iter().filter(|stream| made(&stream.kind)).count(), "streams"),
         (crate::event::events().all().len(), "events"),
-        (crate::module::modules().all().len(), "modules"),
+        (crate::modules::modules().all().len(), "modules"),
         (crate::card::all_pinned().len(), "ranges of pinned host memory"),
         (crate::pool::made(), "pools"),
         (graphs, "graphs"),

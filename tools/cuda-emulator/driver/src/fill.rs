@@ -9,7 +9,7 @@ use crate::card::pinned_at;
 use crate::engine::engine;
 use crate::engine::work::Work;
 use crate::errors::{Answer, Code};
-use crate::stream::resolve;
+use crate::streams::resolve;
 use std::ffi::c_uint;
 
 /// Queues a fill of `rows` rows of `count` elements.

@@ -3,7 +3,7 @@
 use crate::abi::CUdeviceptr;
 use crate::call::{api, out};
 use crate::card::{Pinned, pin, pinned_at, unpin};
-use crate::context::current;
+use crate::contexts::current;
 use crate::engine::engine;
 use crate::errors::{Answer, Code};
 use std::alloc::{Layout, alloc, dealloc};
@@ -21,7 +21,7 @@ pub const MANAGED: u32 = u32::MAX;
 /// Out of memory, or no bytes are asked for.
 pub fn make(bytes: usize, flags: c_uint) -> Answer<*mut u8> {
     let context = current()?;
-    crate::capture::forbid_unsafe(&context)?;
+    crate::captures::forbid_unsafe(&context)?;
     let layout = Layout::from_size_align(bytes, PAGE).map_err(|_| Code::OUT_OF_MEMORY)?;
     if bytes == 0 {
         return Err(Code::INVALID_VALUE);

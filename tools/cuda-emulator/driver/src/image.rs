@@ -1,8 +1,8 @@
 //! What a program loads as a module: PTX text, or something that has to be refused.
 
 use crate::call::refuse;
-use crate::device::spec;
 use crate::errors::{Answer, Code};
+use crate::spec::spec;
 use std::ffi::{CStr, c_uint, c_void};
 
 /// Newest PTX that is read: CUDA 12.9's.

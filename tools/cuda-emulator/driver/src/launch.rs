@@ -1,94 +1,18 @@
 //! Launches: what is checked at the call, and how a kernel runs when its turn has come.
 
 use crate::abi::{CUcontext, CUfunction, CUlaunchAttribute, CUlaunchConfig, CUstream};
-use crate::call::{api, refuse, say_once, values};
-use crate::context::Context;
-use crate::device::{MAX_BLOCK, MAX_GRID, SHARED_DEFAULT, spec};
-use crate::engine::work::{Work, report};
+use crate::call::{api, refuse, values};
+use crate::engine::work::Work;
 use crate::errors::{Answer, Code};
-use crate::function::{Function, resolve as kernel_of};
-use crate::module::Module;
-use crate::settings::settings;
-use crate::stream::{Stream, resolve};
+use crate::function::resolve as kernel_of;
+use crate::launches::{Launch, Sizes, blocks, product};
+use crate::modules::{Function, Module};
+use crate::say::say_once;
+use crate::spec::{MAX_BLOCK, MAX_GRID, SHARED_DEFAULT, spec};
+use crate::streams::{Stream, resolve};
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
-
-/// A launch with its arguments, as it was checked.
-pub struct Launch {
-    /// The kernel.
-    pub function: Arc<Function>,
-    /// Its module, which stays loaded until the launch is done.
-    pub module: Arc<Module>,
-    /// Sizes.
-    pub sizes: Sizes,
-    params: Vec<u8>,
-}
-
-/// Sizes of a launch in x, y, z.
-#[derive(Clone, Copy, Debug)]
-pub struct Sizes {
-    /// Blocks of the grid.
-    pub grid: [u32; 3],
-    /// Threads of a block.
-    pub block: [u32; 3],
-    /// Blocks of a cluster, if the launch names it.
-    pub cluster: Option<[u32; 3]>,
-    /// Bytes of dynamic shared memory of a block.
-    pub shared: u32,
-    /// Whether all blocks have to be resident at once.
-    pub cooperative: bool,
-}
-
-fn product(sizes: [u32; 3]) -> u64 {
-    sizes.iter().map(|&size| u64::from(size)).product()
-}
-
-/// What the launch checks.
-pub fn options() -> ptx::Options {
-    let set = settings();
-    let checked = |name: &str| !set.checks.iter().any(|off| off == name);
-    let default = ptx::Options::default();
-    ptx::Options {
-        uninitialised: checked("uninitialised"),
-        races: checked("races"),
-        global_races: checked("global_races"),
-        divergent_barriers: checked("divergent_barriers"),
-        partial_stores: checked("partial_stores"),
-        shared_bounds: checked("shared_bounds"),
-        exited_barriers: set.checks.iter().any(|on| on == "+exited_barriers"),
-        seed: (set.seed != 0).then_some(set.seed),
-        threads: set.threads,
-        multiprocessors: spec().multiprocessors as u32,
-        ..default
-    }
-}
-
-impl Launch {
-    /// Runs the kernel to its end.
-    ///
-    /// # Errors
-    /// The code of a fault, which stderr explains.
-    pub fn run(&self, context: &Context) -> Answer {
-        let kernel = self.function.kernel(&self.module);
-        let launch = ptx::Launch {
-            grid: self.sizes.grid,
-            block: self.sizes.block,
-            cluster: self.sizes.cluster.unwrap_or([1; 3]),
-            dynamic_shared: self.sizes.shared,
-            params: &self.params,
-        };
-        let start = Instant::now();
-        match ptx::launch(kernel, launch, &context.card().memory, &options()) {
-            Ok(counts) => {
-                crate::profile::launched(self, &counts, start.elapsed());
-                Ok(())
-            }
-            Err(fault) => Err(report(&format!("kernel '{}' on card {}", kernel.name, context.card), &fault)),
-        }
-    }
-}
 
 /// Checks sizes against the card and the kernel.
 fn check(function: &Function, kernel: &ptx::Kernel, module: &Module, sizes: &mut Sizes) -> Answer {
@@ -129,7 +53,7 @@ fn check(function: &Function, kernel: &ptx::Kernel, module: &Module, sizes: &mut
     }
     check_cluster(function, kernel, sizes)?;
     if sizes.cooperative {
-        let resident = crate::occupancy::blocks(function, module, product(block) as u32, shared as usize, 0);
+        let resident = blocks(function, module, product(block) as u32, shared as usize, 0);
         let room = u64::from(resident) * spec().multiprocessors as u64;
         if product(grid) > room {
             let why = format!("{} blocks that have to be resident at once; {room} fit", product(grid));

@@ -5,13 +5,15 @@
 //! an order that the program has no right to rule out, so that a wait that is missing shows as a wrong result.
 //!
 //! [`settings`] lists what the environment sets. Every function is entered through `call`, which knows the state of the driver.
+//! A module in the plural, such as [`streams`], has the objects that handles stand for; the one in the singular, such as [`stream`],
+//! stands above it and has the functions of the API.
 //!
 //! | part | modules |
 //! |---|---|
-//! | cards and contexts | [`device`], [`card`], [`context`] |
+//! | cards and contexts | [`spec`], [`card`], [`device`], [`contexts`], [`context`] |
 //! | memory | [`memory`], [`virtual_memory`], [`host`], [`pool`], [`copy`], [`transfer`], [`fill`] |
-//! | order of work | [`stream`], [`event`], [`engine`], [`capture`], [`graph`], [`nodes`], [`edges`] |
-//! | kernels | [`module`], [`library`], [`link`], [`function`], [`launch`], [`occupancy`], [`tensor_map`] |
+//! | order of work | [`engine`], [`streams`], [`stream`], [`event`], [`captures`], [`capture`], [`graph`], [`nodes`], [`edges`] |
+//! | kernels | [`modules`], [`module`], [`library`], [`link`], [`function`], [`launches`], [`launch`], [`occupancy`], [`tensor_map`] |
 //! | names | [`entry`], [`older`], [`refused`] |
 //! | reports | [`profile`], [`exit`] |
 
@@ -20,8 +22,10 @@
 pub mod abi;
 mod call;
 pub mod capture;
+pub mod captures;
 pub mod card;
 pub mod context;
+pub mod contexts;
 pub mod copy;
 pub mod device;
 pub mod edges;
@@ -37,10 +41,12 @@ mod handles;
 pub mod host;
 mod image;
 pub mod launch;
+pub mod launches;
 pub mod library;
 pub mod link;
 pub mod memory;
 pub mod module;
+pub mod modules;
 pub mod nodes;
 pub mod occupancy;
 pub mod older;
@@ -48,8 +54,11 @@ pub mod pool;
 pub mod profile;
 mod ptxas;
 pub mod refused;
+mod say;
 pub mod settings;
+pub mod spec;
 pub mod stream;
+pub mod streams;
 pub mod tensor_map;
 pub mod transfer;
 pub mod virtual_memory;

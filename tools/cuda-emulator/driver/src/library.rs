@@ -2,12 +2,13 @@
 
 use crate::abi::{CUcontext, CUdevice, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule};
 use crate::call::{api, out, out_opt, text};
-use crate::context::{Context, current, primary};
+use crate::context::primary;
+use crate::contexts::{Context, current};
 use crate::errors::{Answer, Code};
-use crate::function::functions;
 use crate::handles::{Table, fresh};
 use crate::image::{self, Log};
-use crate::module::{Module, load, modules, unload};
+use crate::module::unload;
+use crate::modules::{Module, functions, load, modules};
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -68,7 +69,7 @@ pub fn function(kernel: CUkernel) -> Answer<CUfunction> {
 }
 
 /// The kernel in the primary context of a card.
-fn on(kernel: CUkernel, device: CUdevice) -> Answer<Arc<crate::function::Function>> {
+fn on(kernel: CUkernel, device: CUdevice) -> Answer<Arc<crate::modules::Function>> {
     let context = primary(crate::card::card(device)?);
     functions().get(kernels().get(kernel)?.function(&context)?)
 }

@@ -1,11 +1,12 @@
 //! Linking: of PTX texts, into one.
 
 use crate::abi::CUlinkState;
-use crate::call::{api, out, out_opt, refuse, say_once, text};
-use crate::context::current;
+use crate::call::{api, out, out_opt, refuse, text};
+use crate::contexts::current;
 use crate::errors::{Answer, Code};
 use crate::handles::Table;
 use crate::image::{self, Log};
+use crate::say::say_once;
 use std::ffi::{c_char, c_uint, c_void};
 use std::sync::Mutex;
 

@@ -3,7 +3,7 @@
 use crate::abi::{CUcontext, CUdevice, CUdeviceptr, CUmemLocation, CUstream, MEMORY_DEVICE, MEMORY_HOST};
 use crate::call::{api, out, out_opt, unsupported, values};
 use crate::card::{Owner, allocation, card_of, pinned_at};
-use crate::context::{contexts, current};
+use crate::contexts::{contexts, current};
 use crate::engine::engine;
 use crate::errors::{Answer, Code};
 use std::ffi::{c_int, c_uint, c_void};
@@ -31,7 +31,7 @@ fn free(address: CUdeviceptr) -> Answer {
 api! {
     fn cuMemAlloc_v2(to: *mut CUdeviceptr, bytes: usize) {
         let context = current()?;
-        crate::capture::forbid_unsafe(&context)?;
+        crate::captures::forbid_unsafe(&context)?;
         out(to, context.card().alloc(bytes, Owner { context: context.handle, pool: 0 }, "cuMemAlloc")?)
     }
     fn cuMemAllocPitch_v2(to: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: c_uint) {
@@ -110,12 +110,12 @@ api! {
     fn cuMemPrefetchAsync | cuMemPrefetchAsync_ptsz(
         default; _address: CUdeviceptr, _bytes: usize, _device: CUdevice, stream: CUstream,
     ) {
-        crate::stream::resolve(stream, default)?.submit(&[], crate::engine::work::Work::Nothing).map(|_| ())
+        crate::streams::resolve(stream, default)?.submit(&[], crate::engine::work::Work::Nothing).map(|_| ())
     }
     fn cuMemPrefetchAsync_v2 | cuMemPrefetchAsync_v2_ptsz(
         default; _address: CUdeviceptr, _bytes: usize, _location: CUmemLocation, _flags: c_uint, stream: CUstream,
     ) {
-        crate::stream::resolve(stream, default)?.submit(&[], crate::engine::work::Work::Nothing).map(|_| ())
+        crate::streams::resolve(stream, default)?.submit(&[], crate::engine::work::Work::Nothing).map(|_| ())
     }
 }
 

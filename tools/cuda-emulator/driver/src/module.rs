@@ -1,52 +1,14 @@
-//! Modules: PTX text that was loaded into a context.
+//! The functions that load and unload modules, and that find what is in them.
 
 use crate::abi::{CUcontext, CUdeviceptr, CUfunction, CUmodule};
 use crate::call::{api, out, out_opt, unsupported};
-use crate::card::cards;
-use crate::context::{Context, current};
+use crate::captures::forbid_unsafe;
+use crate::contexts::current;
 use crate::engine::engine;
 use crate::errors::{Answer, Code};
-use crate::function::{Function, functions};
-use crate::handles::Table;
 use crate::image::{self, Log};
-use crate::ptxas::{self, Resources};
-use crate::settings::settings;
-use ptx::Memory;
-use std::collections::HashMap;
+use crate::modules::{load, modules};
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::sync::{Arc, Mutex, MutexGuard};
-
-/// A module.
-pub struct Module {
-    /// Its handle.
-    pub handle: CUmodule,
-    /// The context that it is loaded into.
-    pub context: Arc<Context>,
-    /// Whether a library has it, so that only the library unloads it.
-    of_library: bool,
-    /// The decoded text; taken when the last launch of it is done.
-    code: Option<ptx::Module>,
-    memory: Arc<Memory>,
-    /// What `ptxas` told, by kernel.
-    pub resources: HashMap<String, Resources>,
-    /// Names of the variables in constant memory.
-    constants: Vec<String>,
-    functions: Mutex<HashMap<String, CUfunction>>,
-}
-
-impl Drop for Module {
-    fn drop(&mut self) {
-        if let Some(code) = self.code.take() {
-            code.unload(&self.memory);
-        }
-    }
-}
-
-/// All live modules.
-pub fn modules() -> &'static Table<Module> {
-    static MODULES: Table<Module> = Table::new(Code::INVALID_HANDLE);
-    &MODULES
-}
 
 /// Unloads the modules of a context.
 pub fn close_all(context: CUcontext) {
@@ -66,83 +28,10 @@ pub fn unload(handle: CUmodule) -> Answer {
     Ok(())
 }
 
-/// Loads PTX text into a context.
-///
-/// # Errors
-/// The text cannot be assembled or decoded, which the log and stderr explain.
-pub fn load(context: Arc<Context>, text: &str, of_library: bool, log: Log) -> Answer<Arc<Module>> {
-    let mut resources = HashMap::new();
-    if let Some(ptxas) = &settings().ptxas {
-        match ptxas::assemble(ptxas, text) {
-            Ok(found) => resources = found,
-            Err(message) => return log.fail(Code::INVALID_PTX, &format!("ptxas refuses the module:\n{message}")),
-        }
-    }
-    let memory = cards()[context.card].memory.clone();
-    let code = match ptx::Module::load(text, &memory) {
-        Ok(code) => Some(code),
-        Err(error) => return image::wrong(text, &error, log),
-    };
-    let constants = text.lines().filter_map(constant).map(str::to_owned).collect();
-    let functions = Mutex::default();
-    Ok(modules().add(|handle| Module { handle, context, of_library, code, memory, resources, constants, functions }))
-}
-
-/// The name that a line declares in constant memory: `.visible .const .align 4 .b8 name[40] = {`.
-fn constant(line: &str) -> Option<&str> {
-    let mut words = line.split_whitespace();
-    words.by_ref().take_while(|word| word.starts_with('.')).find(|&word| word == ".const")?;
-    let name = words.find(|word| !word.starts_with('.') && !word.starts_with(|c: char| c.is_ascii_digit()))?;
-    name.split(['[', ';', '=']).next()
-}
-
-impl Module {
-    /// The decoded text.
-    pub fn code(&self) -> &ptx::Module {
-        self.code.as_ref().unwrap_or_else(|| unreachable!("the text stays until the module is dropped"))
-    }
-
-    fn known(&self) -> MutexGuard<'_, HashMap<String, CUfunction>> {
-        self.functions.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// The handle of a kernel, the same each time.
-    ///
-    /// # Errors
-    /// The module has no such kernel.
-    pub fn function(self: &Arc<Self>, name: &str) -> Answer<CUfunction> {
-        let index = self.code().kernels().iter().position(|kernel| kernel.name == name).ok_or(Code::NOT_FOUND)?;
-        let make = || functions().add(|handle| Function::new(handle, self, index)).handle;
-        Ok(*self.known().entry(name.to_owned()).or_insert_with(make))
-    }
-
-    /// A variable: address and size.
-    ///
-    /// # Errors
-    /// The module has no such variable.
-    pub fn variable(&self, name: &str) -> Answer<(CUdeviceptr, usize)> {
-        let found = self.code().variable(name).ok_or(Code::NOT_FOUND)?;
-        Ok((found.address, found.size as usize))
-    }
-
-    /// Bytes of its variables in constant memory.
-    pub fn constants(&self) -> u64 {
-        let sizes = self.constants.iter().filter_map(|name| self.code().variable(name));
-        sizes.map(|found| found.size).sum()
-    }
-
-    /// Ends the handles of its kernels.
-    fn forget(&self) {
-        for handle in self.known().values() {
-            let _ = functions().remove(*handle);
-        }
-    }
-}
-
 /// Loads what lies at `image` into the current context.
 unsafe fn load_image(to: *mut CUmodule, image: *const c_void, log: Log) -> Answer {
     let context = current()?;
-    crate::capture::forbid_unsafe(&context)?;
+    forbid_unsafe(&context)?;
     // SAFETY: the caller's.
     unsafe {
         let text = image::text(image, log)?;

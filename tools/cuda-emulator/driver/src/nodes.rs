@@ -2,11 +2,12 @@
 
 use crate::abi::{CUDA_MEMCPY3D, CUcontext, CUdeviceptr, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUhostFn};
 use crate::call::{api, out, values};
-use crate::context::{contexts, current};
+use crate::contexts::{contexts, current};
 use crate::engine::work::{UserData, Work};
 use crate::errors::{Answer, Code};
 use crate::graph::{change, change_executable};
-use crate::launch::{Sizes, prepare};
+use crate::launch::prepare;
+use crate::launches::Sizes;
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 

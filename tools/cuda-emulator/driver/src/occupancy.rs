@@ -1,32 +1,12 @@
-//! How many blocks of a kernel a multiprocessor holds.
+//! The functions that ask how many blocks of a kernel a multiprocessor holds.
 
 use crate::abi::{CUfunction, CUlaunchConfig, CUoccupancyB2DSize};
 use crate::call::{api, out, values};
-use crate::device::{BLOCKS_PER_SM, SHARED_RESERVED, THREADS_PER_SM, spec};
 use crate::errors::{Answer, Code};
-use crate::function::{Function, resolve};
-use crate::module::Module;
+use crate::function::resolve;
+use crate::launches::blocks;
+use crate::spec::{SHARED_RESERVED, spec};
 use std::ffi::{c_int, c_uint};
-
-/// Registers of a multiprocessor.
-const REGISTERS: u32 = 65_536;
-
-/// Blocks of `threads` threads that a multiprocessor holds at once: by threads, blocks, registers and shared memory.
-pub fn blocks(function: &Function, module: &Module, threads: u32, shared: usize, _flags: c_uint) -> u32 {
-    let kernel = function.kernel(module);
-    if threads == 0 || threads > kernel.max_threads {
-        return 0;
-    }
-    let warps = threads.div_ceil(32);
-    // Registers are given out to warps in steps of 256; shared memory to blocks in steps of 128 bytes.
-    let registers = (function.registers(module) * 32).next_multiple_of(256) * warps;
-    let shared = (kernel.static_shared + SHARED_RESERVED) as usize + shared;
-    let shared = shared.next_multiple_of(128);
-    BLOCKS_PER_SM
-        .min(THREADS_PER_SM / (warps * 32))
-        .min(REGISTERS / registers)
-        .min((spec().shared_per_sm as usize / shared) as u32)
-}
 
 unsafe fn suggest(
     grid: *mut c_int,

@@ -4,12 +4,13 @@
 //! stream that should have come before meets freed memory.
 
 use crate::abi::{CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUmemPoolProps, CUmemoryPool, CUstream};
-use crate::call::{api, out, say_once, values};
+use crate::call::{api, out, values};
 use crate::card::{Owner, card, card_of, cards};
 use crate::engine::work::Work;
 use crate::errors::{Answer, Code};
 use crate::handles::{Table, fresh};
-use crate::stream::{Stream, resolve};
+use crate::say::say_once;
+use crate::streams::{Stream, resolve};
 use std::collections::HashMap;
 use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};

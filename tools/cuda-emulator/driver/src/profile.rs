@@ -12,9 +12,9 @@
 //! The last two count only as many multiprocessors as there are blocks. Latencies, waits, bank conflicts and launches are not in
 //! the model, so the time is a bound from below but for the caches.
 
-use crate::device::{Spec, spec};
-use crate::launch::Launch;
+use crate::launches::Launch;
 use crate::settings::settings;
+use crate::spec::{Spec, spec};
 use ptx::{Class, Counts};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -105,7 +105,7 @@ pub fn launched(launch: &Launch, counts: &Counts, host: Duration) {
     row.registers = resources.map(|found| found.registers);
     row.spilled = resources.map_or(0, |found| found.spilled.0 + found.spilled.1);
     let shared = launch.sizes.shared as usize;
-    row.resident = crate::occupancy::blocks(&launch.function, &launch.module, threads as u32, shared, 0);
+    row.resident = crate::launches::blocks(&launch.function, &launch.module, threads as u32, shared, 0);
 }
 
 /// A number in few digits: `12.3 M`.

@@ -14,7 +14,7 @@
 //! | `KILN_EMULATED_PTXAS` | | path of `ptxas`; assembles every module that is loaded |
 //! | `KILN_EMULATED_TRACE` | `0` | `1` prints every call of the driver API with its code |
 
-use crate::call::say;
+use crate::say::say;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;

@@ -1,126 +1,14 @@
-//! Streams: made by clients, and the default ones.
+//! The functions that make streams, ask them, and queue waits and calls in them.
 
-use crate::abi::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUdeviceptr, CUevent, CUhostFn};
-use crate::abi::{CUstream, CUstreamCallback};
+use crate::abi::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUhostFn, CUstream, CUstreamCallback};
 use crate::call::{api, out, out_opt, unsupported};
-use crate::capture::Capture;
 use crate::card::pinned_at;
-use crate::context::{Context, current};
+use crate::contexts::current;
 use crate::engine::work::{UserData, Work};
-use crate::engine::{Class, Point, engine};
+use crate::engine::{Class, engine};
 use crate::errors::{Answer, Code};
-use crate::handles::Table;
+use crate::streams::{Kind, Stream, pass_gates, resolve, streams};
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::{Arc, Mutex, MutexGuard};
-
-/// What a stream is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// The legacy default stream.
-    Legacy,
-    /// The default stream of a thread.
-    OfThread,
-    /// Made, in order with the legacy default stream.
-    Blocking,
-    /// Made, apart from the legacy default stream.
-    NonBlocking,
-}
-
-/// A stream.
-pub struct Stream {
-    /// Its handle.
-    pub handle: CUstream,
-    /// Its context.
-    pub context: Arc<Context>,
-    /// What it is.
-    pub kind: Kind,
-    priority: c_int,
-    capture: Mutex<Option<Arc<Capture>>>,
-}
-
-/// All live streams.
-pub fn streams() -> &'static Table<Stream> {
-    static STREAMS: Table<Stream> = Table::new(Code::INVALID_HANDLE);
-    &STREAMS
-}
-
-/// The stream of a handle; 0 is the default stream that the symbol stands for.
-///
-/// # Errors
-/// There is no such stream, no current context, or its context has had a fault.
-pub fn resolve(handle: CUstream, default: CUstream) -> Answer<Arc<Stream>> {
-    let context = current()?;
-    let stream = match if handle == 0 { default } else { handle } {
-        CU_STREAM_LEGACY => streams().get(context.legacy())?,
-        CU_STREAM_PER_THREAD => streams().get(context.of_thread())?,
-        handle => streams().get(handle)?,
-    };
-    stream.context.check()?;
-    Ok(stream)
-}
-
-impl Stream {
-    /// A stream of a context.
-    pub fn new(handle: CUstream, context: Arc<Context>, kind: Kind, priority: c_int) -> Self {
-        Self { handle, context, kind, priority, capture: Mutex::default() }
-    }
-
-    /// Its capture, if one is in progress.
-    pub fn capture(&self) -> MutexGuard<'_, Option<Arc<Capture>>> {
-        self.capture.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// Whether its work becomes nodes of a graph.
-    pub fn is_capturing(&self) -> bool {
-        self.capture().is_some()
-    }
-
-    /// Queues work, or makes it a node of the graph that is being captured, which has no point.
-    ///
-    /// # Errors
-    /// The stream is gone, or the legacy default stream would depend on a capture.
-    pub fn submit(&self, after: &[Point], work: Work) -> Answer<Option<Point>> {
-        if let Some(capture) = self.capture().as_ref() {
-            return capture.add(self.handle, work).map(|()| None);
-        }
-        if self.kind == Kind::Legacy {
-            crate::capture::forbid_legacy(&self.context)?;
-        }
-        engine().submit(self.handle, after, work).map(Some)
-    }
-
-    /// What a call answers that a capture forbids; the capture is lost.
-    ///
-    /// # Errors
-    /// Always.
-    pub fn forbidden<T>(&self) -> Answer<T> {
-        if let Some(capture) = self.capture().as_ref() {
-            capture.invalidate();
-        }
-        Err(Code::STREAM_CAPTURE_UNSUPPORTED)
-    }
-
-    /// Waits on the host until its work is done.
-    ///
-    /// # Errors
-    /// The code of a fault, or that it is being captured.
-    pub fn wait(&self) -> Answer {
-        if self.is_capturing() {
-            return self.forbidden();
-        }
-        crate::profile::waited();
-        // The legacy default stream's wait is for all blocking streams before it too.
-        match self.kind {
-            Kind::Legacy => {
-                crate::capture::forbid_legacy(&self.context)?;
-                let point = engine().submit(self.handle, &[], Work::Nothing)?;
-                engine().wait(&[point]);
-            }
-            _ => engine().wait(&[engine().tail(self.handle)]),
-        }
-        self.context.check()
-    }
-}
 
 fn create(to: *mut CUstream, flags: c_uint, priority: c_int) -> Answer {
     let context = current()?;
@@ -131,7 +19,7 @@ fn create(to: *mut CUstream, flags: c_uint, priority: c_int) -> Answer {
     };
     let stream = streams().add(|handle| Stream::new(handle, context.clone(), kind, priority.clamp(-5, 0)));
     engine().open(stream.handle, context, class);
-    crate::event::pass_gates(&stream);
+    pass_gates(&stream);
     // SAFETY: checked for null.
     unsafe { out(to, stream.handle) }
 }

@@ -2,8 +2,8 @@
 
 use crate::abi::CUdeviceptr;
 use crate::call::{api, refuse, values};
-use crate::device::spec;
 use crate::errors::{Answer, Code};
+use crate::spec::spec;
 use ptx::tensor::{Element, Fill, Mode, Swizzle, TensorMap};
 use std::ffi::{c_int, c_uint, c_void};
 

@@ -9,12 +9,13 @@ use crate::abi::{CU_STREAM_LEGACY, CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUcontext, CUde
 use crate::abi::{MEMORY_DEVICE, MEMORY_HOST, MEMORY_UNIFIED};
 use crate::call::{api, unsupported, values};
 use crate::card::card_of;
-use crate::context::contexts;
+use crate::context::synchronize;
+use crate::contexts::contexts;
 use crate::copy::{Copy, Shape, Side};
 use crate::engine::engine;
 use crate::engine::work::Work;
 use crate::errors::{Answer, Code};
-use crate::stream::{Stream, resolve};
+use crate::streams::{Stream, resolve};
 use std::sync::Arc;
 
 /// Queues a copy; `host_waits` for the functions without `Async`.
@@ -184,8 +185,8 @@ api! {
     ) {
         // It waits for all earlier work of both cards, and holds up all later work.
         let copy = peer(to, at, from, of, bytes)?;
-        contexts().get(at)?.synchronize()?;
-        contexts().get(of)?.synchronize()?;
+        synchronize(&*contexts().get(at)?)?;
+        synchronize(&*contexts().get(of)?)?;
         let stream = resolve(0, default)?;
         queue(copy, &stream, true)?;
         stream.wait()

@@ -4,11 +4,12 @@
 //! when they were reserved, and only bytes of that card can be mapped there.
 
 use crate::abi::{CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation};
-use crate::call::{api, out, refuse, say, unsupported, values};
+use crate::call::{api, out, refuse, unsupported, values};
 use crate::card::{card, cards};
-use crate::context::current;
+use crate::contexts::current;
 use crate::errors::{Answer, Code};
 use crate::handles::fresh;
+use crate::say::say;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::sync::{Mutex, MutexGuard};

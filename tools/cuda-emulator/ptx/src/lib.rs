@@ -68,6 +68,7 @@ mod decode;
 mod exec;
 mod fault;
 mod lanes;
+mod load;
 mod memory;
 mod module;
 mod options;

@@ -6,9 +6,6 @@ use std::sync::Arc;
 use crate::code::{Inst, Program};
 use crate::memory::Memory;
 
-/// Functions of libcudadevrt, behind the module's own text so that lines stay what they are.
-const DEVICE_RUNTIME: &str = include_str!("device_runtime.ptx");
-
 /// PTX that can't be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PtxError {
@@ -82,25 +79,6 @@ pub struct Module {
 }
 
 impl Module {
-    /// Parses and decodes `text` and allocates its variables.
-    ///
-    /// # Errors
-    ///
-    /// Text that is no PTX, a directive that is not emulated, or variables that do not fit into memory. An instruction that is not
-    /// emulated is no error here: it ends the launch that reaches it.
-    pub fn load(text: &str, memory: &Memory) -> Result<Self, PtxError> {
-        // As a linker does with a library: what the text declares and does not define.
-        let linked;
-        let text = if text.contains("cudaCG") {
-            linked = format!("{text}\n{DEVICE_RUNTIME}");
-            linked.as_str()
-        } else {
-            text
-        };
-        let ast = crate::parse::parse(text)?;
-        crate::decode::decode(text, &ast, memory)
-    }
-
     /// The kernel of this name.
     pub fn kernel(&self, name: &str) -> Option<&Kernel> {
         self.kernels.iter().find(|kernel| kernel.name == name)

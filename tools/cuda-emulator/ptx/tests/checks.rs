@@ -207,6 +207,11 @@ fn a_copy_is_read_after_its_wait_only() {
     assert_eq!(fine(&body("cp.async.wait_group 0;"), 64, 64)[..2], [1, 1]);
     assert_eq!(fine(&body("cp.async.wait_all;"), 64, 64)[..2], [1, 1]);
     assert_eq!(fault(&body("cp.async.wait_group 1;"), 64, 64).kind(), FaultKind::MissingWait);
+    // It is no part of the checks that can be off.
+    let mut card = Card::kernel(&body(""));
+    let checks = Options { uninitialised: false, races: false, global_races: false, ..card.options.clone() };
+    card.options = checks;
+    assert_eq!(card.run(64, card.buffer(&[0u32; 64])).unwrap_err().kind(), FaultKind::MissingWait);
 }
 
 #[test]

@@ -4,85 +4,23 @@
 //! for, and those that the legacy default stream adds. Order between two pieces that no such edge gives is free, and a
 //! worker uses that freedom against the program.
 
+mod random;
+mod run;
+mod state;
 pub mod work;
 mod worker;
 
-use crate::context::Context;
+pub use state::{Class, Engine, Point};
+
+use crate::contexts::Context;
 use crate::errors::{Answer, Code};
 use crate::settings::settings;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use random::Random;
+use state::{Op, Others, Queue, State, Waiter};
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Instant;
 use work::Work;
-
-/// A place in a queue: the work numbered `seq` of a stream.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Point {
-    /// Handle of the stream.
-    pub stream: usize,
-    /// Number of the work, from 1; 0 is before all work.
-    pub seq: u64,
-}
-
-/// How a stream takes part in the legacy default stream's order.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Class {
-    /// The legacy default stream itself.
-    Legacy,
-    /// Waits for the legacy default stream's work, and holds it up.
-    Blocking,
-    /// Apart from the legacy default stream.
-    NonBlocking,
-}
-
-struct Op {
-    seq: u64,
-    after: Vec<Point>,
-    work: Work,
-    queued: Instant,
-}
-
-struct Queue {
-    context: Arc<Context>,
-    class: Class,
-    ops: VecDeque<Op>,
-    issued: u64,
-    done: u64,
-    running: bool,
-    closed: bool,
-}
-
-/// A host thread that waits: how far each stream has to come, and what is to happen to work that it does not wait for.
-struct Waiter {
-    need: HashMap<usize, u64>,
-    others: Others,
-}
-
-/// When work that nobody waits for may run while somebody waits for other work.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Others {
-    /// Not before: what the host should have waited for is still missing.
-    Never,
-    /// Before: what should have waited for a stream is too early.
-    First,
-    /// In any order.
-    Mixed,
-}
-
-struct State {
-    queues: BTreeMap<usize, Queue>,
-    waiters: Vec<(u64, Waiter)>,
-    next_waiter: u64,
-    /// Cards that have a worker.
-    workers: HashSet<usize>,
-    random: Random,
-}
-
-/// The queues of all cards.
-pub struct Engine {
-    state: Mutex<State>,
-    changed: Condvar,
-}
 
 /// The engine of this process.
 pub fn engine() -> &'static Engine {
@@ -99,36 +37,7 @@ pub fn engine() -> &'static Engine {
     })
 }
 
-impl State {
-    fn is_done(&self, point: Point) -> bool {
-        self.queues.get(&point.stream).is_none_or(|queue| queue.done >= point.seq)
-    }
-
-    fn tail(&self, stream: usize) -> Point {
-        Point { stream, seq: self.queues.get(&stream).map_or(0, |queue| queue.issued) }
-    }
-
-    /// How far each stream has to come before `points` are done. Edges point to earlier work only, so what is queued
-    /// later cannot change the answer.
-    fn need(&self, points: &[Point]) -> HashMap<usize, u64> {
-        let mut need = HashMap::new();
-        let mut open = points.to_vec();
-        while let Some(point) = open.pop() {
-            let before = need.get(&point.stream).copied().unwrap_or(0);
-            let Some(queue) = self.queues.get(&point.stream).filter(|_| point.seq > before) else { continue };
-            need.insert(point.stream, point.seq);
-            let new = queue.ops.iter().filter(|op| op.seq > before && op.seq <= point.seq);
-            open.extend(new.flat_map(|op| op.after.iter().copied()));
-        }
-        need
-    }
-}
-
 impl Engine {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
     /// Opens the queue of a stream.
     pub fn open(&self, stream: usize, context: Arc<Context>, class: Class) {
         let queue = Queue { context, class, ops: VecDeque::new(), issued: 0, done: 0, running: false, closed: false };
@@ -236,19 +145,5 @@ impl Engine {
     /// Number of pieces of work that have not run.
     pub fn pending(&self) -> usize {
         self.lock().queues.values().map(|queue| queue.ops.len()).sum()
-    }
-}
-
-/// A small generator (splitmix64), so that a seed gives the same choices everywhere.
-pub struct Random(pub u64);
-
-impl Random {
-    /// A number below `bound`, which is not 0.
-    pub fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % bound as u64) as usize
     }
 }

@@ -1,19 +1,24 @@
-//! The kinds of work that a stream holds, and what each does when its turn has come.
+//! The kinds of work that a stream holds, and the nodes of graphs, which are such work.
 
-use crate::abi::{CUdeviceptr, CUhostFn, CUstream, CUstreamCallback};
-use crate::call::say;
-use crate::card::{card_of, code_of};
-use crate::context::Context;
+use crate::abi::{CUdeviceptr, CUgraphNode, CUhostFn, CUstream, CUstreamCallback};
 use crate::copy::Copy;
-use crate::engine::Random;
-use crate::errors::Code;
-use crate::event::Stamp;
-use crate::graph::Nodes;
-use crate::launch::Launch;
-use crate::settings::settings;
-use ptx::Fault;
-use std::ffi::c_void;
-use std::sync::Arc;
+use crate::errors::{Answer, Code};
+use crate::handles::fresh;
+use crate::launches::Launch;
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+/// When a mark was passed.
+#[derive(Default)]
+pub struct Stamp(pub OnceLock<Instant>);
+
+impl Stamp {
+    /// Takes the time.
+    pub fn take(&self) {
+        let _ = self.0.set(Instant::now());
+    }
+}
 
 /// A pointer of the client that goes to its function.
 #[derive(Clone, Copy)]
@@ -78,120 +83,92 @@ pub enum Work {
     Graph(Arc<Nodes>),
 }
 
-/// How a piece of work ended.
-pub enum Outcome {
-    /// It is done.
-    Done,
-    /// It met a fault, which ends its context.
-    Failed(Code),
-    /// The rest is a function of the client.
-    OnHost(Box<dyn FnOnce() + Send>),
+/// One node.
+#[derive(Clone)]
+pub struct Node {
+    /// Its handle.
+    pub handle: CUgraphNode,
+    /// Nodes before it.
+    pub after: Vec<usize>,
+    /// What it does.
+    pub work: Work,
 }
 
-impl From<Result<(), Code>> for Outcome {
-    fn from(result: Result<(), Code>) -> Self {
-        match result {
-            Ok(()) => Outcome::Done,
-            Err(code) => Outcome::Failed(code),
-        }
+/// The nodes of a graph, whose edges have no cycle.
+#[derive(Clone, Default)]
+pub struct Nodes(pub Vec<Node>);
+
+impl std::ops::Deref for Nodes {
+    type Target = Vec<Node>;
+
+    fn deref(&self) -> &Vec<Node> {
+        &self.0
     }
 }
 
-/// Prints a fault and returns its code.
-pub fn report(what: &str, fault: &Fault) -> Code {
-    say(&format!("{what}: {fault}"));
-    code_of(fault)
-}
-
-/// Reads `width` bytes of a card or of pinned memory.
-fn value(at: CUdeviceptr, width: usize) -> Result<u64, Code> {
-    let mut bytes = [0; 8];
-    crate::copy::read(at, &mut bytes[..width])?;
-    Ok(u64::from_le_bytes(bytes))
-}
-
-impl Work {
-    /// Whether it can start as far as it itself is concerned.
-    pub fn is_ready(&self) -> bool {
-        let Work::WaitValue { at, value: wanted, width, compare } = self else { return true };
-        let Ok(found) = value(*at, *width) else { return true };
-        let difference = if *width == 4 {
-            i64::from((found as u32).wrapping_sub(*wanted as u32) as i32)
-        } else {
-            found.wrapping_sub(*wanted) as i64
-        };
-        match compare {
-            0 => difference >= 0,
-            1 => difference == 0,
-            2 => found & wanted != 0,
-            _ => !(found | wanted) & (u64::MAX >> (64 - 8 * width)) != 0,
-        }
+impl Nodes {
+    /// Place of a node.
+    ///
+    /// # Errors
+    /// It is of another graph.
+    pub fn index(&self, handle: CUgraphNode) -> Answer<usize> {
+        self.iter().position(|node| node.handle == handle).ok_or(Code::INVALID_VALUE)
     }
 
-    /// Does it.
-    pub fn run(&self, context: &Arc<Context>) -> Outcome {
-        match self {
-            Work::Nothing => Outcome::Done,
-            Work::Record(stamp) => {
-                stamp.take();
-                Outcome::Done
+    /// Adds a node after others, and returns its handle.
+    ///
+    /// # Errors
+    /// One of the others is of another graph.
+    pub fn add(&mut self, after: &[CUgraphNode], work: Work) -> Answer<CUgraphNode> {
+        let after = after.iter().map(|&node| self.index(node)).collect::<Answer<_>>()?;
+        let handle = fresh();
+        self.0.push(Node { handle, after, work });
+        Ok(handle)
+    }
+
+    /// Puts other work of the same kind in the place of a node's.
+    ///
+    /// # Errors
+    /// There is no such node, or it is of another kind.
+    pub fn replace(&mut self, handle: CUgraphNode, work: Work) -> Answer {
+        let index = self.index(handle)?;
+        let node = Node { work, ..self.0[index].clone() };
+        if kind(&node) != kind(&self.0[index]) {
+            return Err(Code::INVALID_VALUE);
+        }
+        self.0[index] = node;
+        Ok(())
+    }
+
+    /// Makes the node `to` come after `from`.
+    ///
+    /// # Errors
+    /// There is no such node, or the edge would close a cycle.
+    pub fn tie(&mut self, from: CUgraphNode, to: CUgraphNode) -> Answer {
+        let (from, to) = (self.index(from)?, self.index(to)?);
+        let mut open = vec![from];
+        while let Some(node) = open.pop() {
+            if node == to {
+                return Err(Code::INVALID_VALUE);
             }
-            Work::Launch(launch) => launch.run(context).into(),
-            Work::Copy(copy) => copy.run().into(),
-            Work::Fill { to, len, rows, pitch, pattern } => fill(*to, *len, *rows, *pitch, pattern).into(),
-            Work::Free(address) => match card_of(*address).map(|card| card.free(*address)) {
-                Some(Ok(())) => Outcome::Done,
-                _ => Outcome::Failed(Code::ILLEGAL_ADDRESS),
-            },
-            Work::Host(function, data) => {
-                let (function, data) = (*function, *data);
-                // SAFETY: the client gave the function and its argument for this call.
-                Outcome::OnHost(Box::new(move || unsafe { call(function, data) }))
-            }
-            Work::Callback(stream, function, data) => {
-                let (stream, function, data) = (*stream, *function, *data);
-                // SAFETY: as above.
-                Outcome::OnHost(Box::new(move || unsafe { call_back(function, stream, data) }))
-            }
-            Work::WaitValue { at, width, .. } => value(*at, *width).map(|_| ()).into(),
-            Work::WriteValue { at, value, width } => crate::copy::write(*at, &value.to_le_bytes()[..*width]).into(),
-            Work::Graph(nodes) => run_graph(nodes, context),
+            open.extend(&self[node].after);
         }
+        self.0[to].after.push(from);
+        Ok(())
     }
 }
 
-unsafe fn call(function: CUhostFn, data: UserData) {
-    // SAFETY: the caller's.
-    unsafe { function(data.0) }
-}
-
-unsafe fn call_back(function: CUstreamCallback, stream: CUstream, data: UserData) {
-    // SAFETY: the caller's.
-    unsafe { function(stream, 0, data.0) }
-}
-
-fn fill(to: CUdeviceptr, len: u64, rows: u64, pitch: u64, pattern: &[u8]) -> Result<(), Code> {
-    (0..rows).try_for_each(|row| crate::copy::fill(to + row * pitch, len, pattern))
-}
-
-/// Runs nodes in an order that the seed chooses among those that their edges allow.
-fn run_graph(nodes: &Nodes, context: &Arc<Context>) -> Outcome {
-    let mut random = Random(settings().seed);
-    let mut done = vec![false; nodes.len()];
-    for _ in 0..nodes.len() {
-        let ready: Vec<_> = (0..nodes.len())
-            .filter(|&node| !done[node] && nodes[node].after.iter().all(|&before| done[before]))
-            .collect();
-        let node = ready[random.below(ready.len())];
-        while !nodes[node].work.is_ready() {
-            std::thread::sleep(std::time::Duration::from_micros(200));
-        }
-        match nodes[node].work.run(context) {
-            Outcome::Done => {}
-            Outcome::OnHost(call) => call(),
-            failed => return failed,
-        }
-        done[node] = true;
+/// Kind of a node as the API numbers it.
+pub fn kind(node: &Node) -> c_int {
+    match node.work {
+        Work::Launch(_) => 0,
+        Work::Copy(_) => 1,
+        Work::Fill { .. } => 2,
+        Work::Host(..) | Work::Callback(..) => 3,
+        Work::Graph(_) => 4,
+        Work::Nothing => 5,
+        Work::Record(_) => 7,
+        Work::Free(_) => 11,
+        Work::WaitValue { .. } | Work::WriteValue { .. } => 12,
     }
-    Outcome::Done
 }

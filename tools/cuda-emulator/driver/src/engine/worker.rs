@@ -4,11 +4,11 @@
 //! that are ready, the choice is the seed's. While a host thread waits, work that it does not wait for is, by the seed
 //! too, left undone, or done first, or mixed in: each shows another kind of missing wait.
 
-use super::work::Outcome;
-use super::{Engine, Op, Others, State};
-use crate::call::say;
-use crate::context::Context;
+use super::run::Outcome;
+use super::state::{Engine, Op, Others, Point, State};
+use crate::contexts::Context;
 use crate::errors::Code;
+use crate::say::say;
 use crate::settings::settings;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -50,7 +50,7 @@ fn next(engine: &Engine, card: usize) -> (usize, Arc<Context>, Op) {
 fn forget(state: &mut State) {
     let mut waiters = std::mem::take(&mut state.waiters);
     waiters.retain(|(id, waiter)| {
-        let open = |(&stream, &seq): (&usize, &u64)| !state.is_done(super::Point { stream, seq });
+        let open = |(&stream, &seq): (&usize, &u64)| !state.is_done(Point { stream, seq });
         *id != 0 || waiter.need.iter().any(open)
     });
     state.waiters = waiters;

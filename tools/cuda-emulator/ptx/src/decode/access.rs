@@ -1,26 +1,13 @@
 //! Loads, stores, atomic operations and address arithmetic.
 
-use super::function::{Body, Op, Result, bits};
+use super::body::Body;
+use super::operands::{Op, Result, bits, space};
 use crate::code::{
     Access, Address, Atom, AtomOp, AtomType, Element, Inst, LOCAL_WINDOW, NONE, PARAM_WINDOW, SHARED_WINDOW, Space,
 };
 use crate::lanes::lanes;
 use crate::options::Class;
 use crate::parse::ast::Operand;
-
-/// The space that an opcode's words name.
-pub(super) fn space(op: &Op<'_>) -> Space {
-    for word in &op.words {
-        match *word {
-            "global" | "const" => return Space::Global,
-            "shared" | "shared::cta" | "shared::cluster" => return Space::Shared,
-            "local" => return Space::Local,
-            "param" | "param::entry" | "param::func" => return Space::Param,
-            _ => {}
-        }
-    }
-    Space::Generic
-}
 
 fn class(space: Space) -> Class {
     match space {
@@ -180,7 +167,7 @@ impl<'t> Body<'_, 't> {
                 (regs[count], regs[count + 1]) = (row, row + 2);
                 count += 2;
             } else {
-                regs[count] = self.src(source, of)?;
+                regs[count] = self.wide_enough(source, of)?;
                 count += 1;
             }
         }
@@ -287,10 +274,10 @@ impl<'t> Body<'_, 't> {
         let sources = elements(op, name, b)?;
         let mut b = [NONE; 8];
         for (b, source) in b.iter_mut().zip(sources) {
-            *b = self.src(source, name)?;
+            *b = self.exact(source, name)?;
         }
         let c = match rest.first() {
-            Some(c) if kind == AtomOp::Cas => self.src(c, name)?,
+            Some(c) if kind == AtomOp::Cas => self.exact(c, name)?,
             _ => NONE,
         };
         let (count, returns) = (sources.len() as u8, target.is_some());

@@ -1,6 +1,7 @@
 //! Moves, integer arithmetic, logic, comparisons and selections.
 
-use super::function::{Body, Op, Result, bits};
+use super::body::Body;
+use super::operands::{Op, Result, bits};
 use crate::code::{Carry, CarryOp, Combine, Inst, NONE, NOT};
 use crate::lanes::compare::{self, Kind};
 use crate::lanes::int::{self, Int};
@@ -37,7 +38,7 @@ impl<'t> Body<'_, 't> {
         }
         let mut sources = Vec::with_capacity(3);
         for (arg, of) in args[1..].iter().zip(of) {
-            sources.push(self.src(arg, of)?);
+            sources.push(self.exact(arg, of)?);
         }
         let d = self.dst(&args[0], to)?;
         self.map(class, f, (d, bits(to) == 64), &sources);
@@ -52,7 +53,7 @@ impl<'t> Body<'_, 't> {
             "setp" | "set" => return self.compare(op, args).map(|()| true),
             "selp" => {
                 let [_, a, b, p] = args else { return Err("4 operands are expected".to_owned()) };
-                let (a, b) = (self.src(a, of)?, self.src(b, of)?);
+                let (a, b) = (self.exact(a, of)?, self.exact(b, of)?);
                 let p = self.predicate(p)?;
                 let d = self.dst(&args[0], of)?;
                 self.emit(CLASS, Inst::Select { d, a, b, p, wide: bits(of) == 64 });
@@ -177,7 +178,7 @@ impl<'t> Body<'_, 't> {
             int::mul_high(t)
         } else if op.has("hi") {
             let [_, a, b, c] = args else { return Err("4 operands are expected".to_owned()) };
-            let (a, b, c) = (self.src(a, of)?, self.src(b, of)?, self.src(c, of)?);
+            let (a, b, c) = (self.exact(a, of)?, self.exact(b, of)?, self.exact(c, of)?);
             let wide = bits(of) == 64;
             let (high, d) = (self.temporary(wide), self.dst(&args[0], of)?);
             self.map(CLASS, (int::mul_high(t), 0), (high, wide), &[a, b]);
@@ -204,7 +205,7 @@ impl<'t> Body<'_, 't> {
         let zero = self.builder.constant(0, true);
         let mut sources = [zero; 3];
         for (source, arg) in sources.iter_mut().zip(&args[1..]) {
-            *source = self.src(arg, of)?;
+            *source = self.exact(arg, of)?;
         }
         let d = self.dst(&args[0], of)?;
         let [a, b, c] = sources;
@@ -227,7 +228,7 @@ impl<'t> Body<'_, 't> {
         }
         let Operand::Pair(d, p) = args[0] else { return Err("a register and a predicate are expected".to_owned()) };
         let (p, q) = (self.predicate_name(p)?, self.predicate(&args[5])?);
-        let (a, b, c) = (self.src(&args[1], "b32")?, self.src(&args[2], "b32")?, self.src(&args[3], "b32")?);
+        let (a, b, c) = (self.exact(&args[1], "b32")?, self.exact(&args[2], "b32")?, self.exact(&args[3], "b32")?);
         let (row, d) = (self.temporary(false), self.dst(&Operand::Name(d, 0), "b32")?);
         self.map(CLASS, f, (row, false), &[a, b, c]);
         self.copy(d, row, false);
@@ -241,7 +242,7 @@ impl<'t> Body<'_, 't> {
     fn bfi(&mut self, of: &str, args: &[Operand<'t>]) -> Result<()> {
         let [_, a, b, at, len] = args else { return Err("5 operands are expected".to_owned()) };
         let wide = bits(of) == 64;
-        let (a, b, at, len) = (self.src(a, of)?, self.src(b, of)?, self.src(at, "u32")?, self.src(len, "u32")?);
+        let (a, b, at, len) = (self.exact(a, of)?, self.exact(b, of)?, self.exact(at, "u32")?, self.exact(len, "u32")?);
         let (mask, shifted, d) = (self.temporary(wide), self.temporary(wide), self.dst(&args[0], of)?);
         self.map(CLASS, (logic::field_mask(wide), 0), (mask, wide), &[at, len]);
         self.map(CLASS, (logic::field_shift(wide), 0), (shifted, wide), &[a, at]);
@@ -274,7 +275,7 @@ impl<'t> Body<'_, 't> {
         let ([of, by], [to, a, b, c]) = (&types[..], args) else { return Err("4 operands are expected".to_owned()) };
         let kind = if *by == "f32" { Kind::F32 } else { Kind::Int(Int::S32) };
         let f = compare::compare("ge", kind, ftz).ok_or("this type is not emulated")?;
-        let (a, b, c) = (self.src(a, of)?, self.src(b, of)?, self.src(c, by)?);
+        let (a, b, c) = (self.exact(a, of)?, self.exact(b, of)?, self.exact(c, by)?);
         let (p, zero) = (self.names.predicates, self.builder.constant(0, false));
         self.names.predicates += 1;
         self.emit(CLASS, Inst::Test { f, a: c, b: zero, p, q: NONE, combine: Combine::None, c: NONE });
@@ -305,9 +306,8 @@ impl<'t> Body<'_, 't> {
             "f64" => Kind::F64,
             _ => Kind::Int(int_type(of).ok_or("this type is not emulated")?),
         };
-        let name = *op.words.first().ok_or("the comparison is missing")?;
-        let test = compare::compare(name, kind, op.has("ftz"))
-            .ok_or_else(|| format!("comparison '{name}' is not emulated"))?;
+        let test = op.words.iter().find_map(|name| compare::compare(name, kind, op.has("ftz")));
+        let test = test.ok_or("the comparison is missing")?;
         let combine = match () {
             () if op.has("and") => Combine::And,
             () if op.has("or") => Combine::Or,
@@ -320,7 +320,7 @@ impl<'t> Body<'_, 't> {
             [c] => self.predicate(c)?,
             _ => return Err("too many operands".to_owned()),
         };
-        let (a, b) = (self.src(a, of)?, self.src(b, of)?);
+        let (a, b) = (self.exact(a, of)?, self.exact(b, of)?);
         let class = if matches!(kind, Kind::Int(_)) { CLASS } else { Class::Float };
         if op.name == "set" {
             let to_type = op.types()[0];
@@ -349,6 +349,7 @@ impl<'t> Body<'_, 't> {
         }
         let (p, q) = match to {
             Operand::Name(p, 0) => (self.predicate_out(p)?, NONE),
+            Operand::Pair(..) if matches!(of, "f16" | "bf16") => return Err("one predicate is expected".to_owned()),
             Operand::Pair(p, q) => (self.predicate_out(p)?, self.predicate_out(q)?),
             _ => return Err("a predicate is expected first".to_owned()),
         };

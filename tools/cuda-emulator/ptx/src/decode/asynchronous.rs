@@ -1,7 +1,8 @@
 //! Asynchronous copies, `mbarrier` objects, and addresses within a cluster.
 
-use super::access::{elements, space};
-use super::function::{Body, Op, Result, bits};
+use super::access::elements;
+use super::body::Body;
+use super::operands::{Op, Result, bits, space};
 use crate::code::{
     Address, Copy, Inst, MbarrierOp, MbarrierStep, NONE, SHARED_RANK, SHARED_WINDOW, Space, Special, Src,
 };
@@ -110,11 +111,17 @@ impl<'t> Body<'_, 't> {
                     step.d = self.dst(state, "b64")?;
                 }
                 step.address = self.address(rest.first().ok_or("an address is expected")?, space)?;
-                if let Some(count) = rest.get(1) {
-                    step.a = self.src(count, "u32")?;
+                match rest.get(1) {
+                    Some(count) => step.a = self.src(count, "u32")?,
+                    None if op.has("expect_tx") || op.has("noComplete") => {
+                        return Err("the count is missing".to_owned());
+                    }
+                    None => {}
                 }
             }
-            (MbarrierOp::Test { parity, .. }, [Operand::Name(p, 0), address, state, ..]) => {
+            (MbarrierOp::Test { parity, try_wait }, [Operand::Name(p, 0), address, state, hint @ ..])
+                if hint.len() <= usize::from(try_wait) =>
+            {
                 step.p = self.predicate_out(p)?;
                 step.address = self.address(address, space)?;
                 step.a = self.src(state, if parity { "u32" } else { "b64" })?;
@@ -154,6 +161,9 @@ impl<'t> Body<'_, 't> {
     /// `cp.async.ca.shared.global [to], [from], size {, source size or ignore} {, policy}`
     fn small_copy(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<Copy> {
         let [to, from, size, rest @ ..] = args else { return Err("3 operands are expected".to_owned()) };
+        if op.words.get(2) == Some(&"global") {
+            return Err("these copies go from global to shared memory".to_owned());
+        }
         let to = self.address(to, Space::Shared)?;
         let from = self.address(from, Space::Global)?;
         let bytes = number(size)?;
@@ -174,16 +184,14 @@ impl<'t> Body<'_, 't> {
     }
 
     fn bulk_copy(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<Copy> {
-        let spaces: Vec<Space> = op
-            .words
-            .iter()
-            .filter_map(|word| match *word {
-                "global" => Some(Space::Global),
-                "shared::cta" | "shared::cluster" => Some(Space::Shared),
-                _ => None,
-            })
-            .collect();
-        let [to_space, from_space] = spaces[..] else { return Err("two state spaces are expected".to_owned()) };
+        let is_space = |word: &&str| matches!(*word, "global" | "shared::cta" | "shared::cluster");
+        let spaces: Vec<&str> = op.words.iter().copied().filter(is_space).collect();
+        let (to_space, from_space) = match (&spaces[..], op.has("bulk_group")) {
+            (["global", "shared::cta"], true) => (Space::Global, Space::Shared),
+            (["shared::cta" | "shared::cluster", "global"], false) => (Space::Shared, Space::Global),
+            (["shared::cluster", "shared::cta"], false) => (Space::Shared, Space::Shared),
+            _ => return Err("these state spaces do not go together".to_owned()),
+        };
         let [to, from, size, rest @ ..] = args else { return Err("3 operands are expected".to_owned()) };
         let to = self.address(to, to_space)?;
         let from = self.address(from, from_space)?;
@@ -226,7 +234,7 @@ impl<'t> Body<'_, 't> {
         let reduce = if op.name == "red" {
             let operation = op.words.iter().find_map(|word| Operation::parse(word));
             let (operation, element) = match (operation.ok_or("the operation is missing")?, of) {
-                (operation @ Operation::Add, "u64") => (operation, Element::U64),
+                (operation @ Operation::Add, "u64" | "s64") => (operation, Element::U64),
                 (operation @ (Operation::Add | Operation::Min | Operation::Max), "s32") => (operation, Element::S32),
                 (operation @ (Operation::And | Operation::Or | Operation::Xor), "b32") => (operation, Element::U32),
                 (Operation::And | Operation::Or | Operation::Xor, _) => return Err("'.b32' is expected".to_owned()),

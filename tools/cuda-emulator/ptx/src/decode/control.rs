@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 
-use super::function::{Body, Op, Result};
+use super::body::Body;
+use super::operands::{Op, Result};
 use crate::code::{Access, Address, Call, Element, Inst, LOCAL_BASE, NONE, Space, Target};
 use crate::options::Class;
-use crate::parse::ast::Operand;
+use crate::parse::ast::{Operand, Value};
 
 const CLASS: Class = Class::Control;
 
@@ -32,7 +33,10 @@ impl<'t> Body<'_, 't> {
             ("ret", []) => self.emit(CLASS, Inst::Return),
             ("exit", []) => self.emit(CLASS, Inst::Exit),
             ("trap" | "brkpt", []) => self.emit(CLASS, Inst::Trap),
-            ("pmevent" | "nop" | "setmaxnreg" | "griddepcontrol", _) => self.emit(CLASS, Inst::Nop),
+            ("setmaxnreg", [Operand::Value(Value::Int(count))]) if count % 8 != 0 || !(24..=256).contains(count) => {
+                return Err(format!("{count} registers are not a multiple of 8 from 24 to 256"));
+            }
+            ("pmevent" | "setmaxnreg" | "griddepcontrol", _) => self.emit(CLASS, Inst::Nop),
             ("nanosleep", _) => self.emit(Class::Sync, Inst::Sleep),
             ("membar" | "fence", _) => {
                 // Those for a block alone, and those between proxies, order nothing before another block.

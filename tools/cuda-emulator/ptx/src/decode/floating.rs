@@ -1,10 +1,11 @@
 //! Floating-point arithmetic and conversions.
 
-use super::function::{Body, Op, Result};
+use super::body::Body;
+use super::operands::{Op, Result};
 use crate::code::{Inst, NONE};
 use crate::lanes::convert::{How, Kind, convert, finite, from_fp8_pair, pair, tf32, to_fp8_pair};
 use crate::lanes::round::{RM, RN, RNA, RP, RZ};
-use crate::lanes::{Map, approx, compare, double, float, half, lanes};
+use crate::lanes::{Map, approx, compare, double, float, half, lanes, single};
 use crate::options::Class;
 use crate::parse::ast::Operand;
 
@@ -36,7 +37,8 @@ impl<'t> Body<'_, 't> {
         let of = op.of().unwrap_or_default();
         let known = || format!("'{}' of .{of} is not emulated", op.name);
         let (ftz, sat, (mode, _)) = (op.has("ftz"), op.has("sat"), mode(op));
-        let extremes = if op.has("NaN") { half::NAN } else { 0 } | if op.has("xorsign") { half::XORSIGN } else { 0 };
+        let extremes =
+            if op.has("NaN") { single::NAN } else { 0 } | if op.has("xorsign") { single::XORSIGN } else { 0 };
         let name = if op.name == "mad" { "fma" } else { op.name };
         if matches!(name, "min" | "max") && op.has("abs") != op.has("xorsign") {
             return Err("'.xorsign' and '.abs' go together".to_owned());
@@ -46,7 +48,7 @@ impl<'t> Body<'_, 't> {
             let p = self.predicate_name(p)?;
             let property = op.words.first().copied().unwrap_or_default();
             let f = compare::property(property, of == "f64").ok_or_else(known)?;
-            let a = self.src(args.get(1).ok_or("an operand is missing")?, of)?;
+            let a = self.exact(args.get(1).ok_or("an operand is missing")?, of)?;
             let combine = crate::code::Combine::None;
             self.emit(CLASS, Inst::Test { f, a, b: a, p, q: NONE, combine, c: NONE });
             return Ok(true);
@@ -84,7 +86,7 @@ impl<'t> Body<'_, 't> {
         };
         // Three operands of `min` and `max`: two steps.
         if matches!(name, "min" | "max") && args.len() == 4 {
-            let sources = [self.src(&args[1], of)?, self.src(&args[2], of)?, self.src(&args[3], of)?];
+            let sources = [self.exact(&args[1], of)?, self.exact(&args[2], of)?, self.exact(&args[3], of)?];
             let (t, d) = (self.temporary(of == "f64"), self.dst(&args[0], of)?);
             self.map(class, (map, imm), (t, of == "f64"), &sources[..2]);
             self.map(class, (map, imm), (d, of == "f64"), &[t, sources[2]]);
@@ -128,11 +130,11 @@ impl<'t> Body<'_, 't> {
         let [Operand::Name(d, 0), source] = args else { return Err("2 operands are expected".to_owned()) };
         let source_type = match from_kind.bits() {
             64 => from,
-            bits if bits < 32 && !from_kind.is_float() => "b32",
+            bits if bits < 32 && !from_kind.is_float() => "b16",
             _ if from_kind.is_float() => from,
             _ => "b32",
         };
-        let a = self.src(source, source_type)?;
+        let a = self.wide_enough(source, source_type)?;
         if op.has("satfinite") {
             return Err("'.satfinite' is not emulated with these types".to_owned());
         }

@@ -1,85 +1,49 @@
-//! Which types and words go together, as the manual's syntax has them. Assemblers refuse all else, so it is refused here, too.
+//! Which types and words go together. Assemblers refuse all else, so it is refused here, too.
 
-use super::function::{Op, Result};
+use super::forms::{FORMS, Form};
+use super::operands::{Op, Result, space};
+use crate::code::Space;
 use crate::lanes::convert::Kind;
 
-const INTS: &str = "u16 s16 u32 s32 u64 s64";
-const WIDE: &str = "u32 s32 u64 s64";
-const BITS: &str = "b16 b32 b64";
-const ROUND: &str = "rn rz rm rp";
-const FLOAT: &str = "rn rz rm rp ftz sat";
-const EXTREMES: &str = "ftz NaN xorsign abs";
-const SIGNED: &str = "eq ne lt le gt ge and or xor";
-const UNSIGNED: &str = "eq ne lt le gt ge lo ls hi hs and or xor";
-const ORDERED: &str = "eq ne lt le gt ge equ neu ltu leu gtu geu num nan and or xor";
-const ORDERED_FTZ: &str = "eq ne lt le gt ge equ neu ltu leu gtu geu num nan and or xor ftz";
+fn lists(list: &str, separator: char, word: &str) -> bool {
+    list.split(separator).any(|one| one == word)
+}
 
-/// Opcodes, types, and the words that these may have. An opcode that is not listed is looked at elsewhere.
-const ROWS: &[(&str, &str, &str)] = &[
-    ("add sub div rem sad min max", INTS, ""),
-    ("add sub addc subc", WIDE, "cc"),
-    ("add sub", "s32", "sat"),
-    ("add sub min max", "u16x2 s16x2", ""),
-    ("min max", "s32 s16x2", "relu"),
-    ("mul mad", "u16 s16 u32 s32", "lo hi wide"),
-    ("mul mad", "u64 s64", "lo hi"),
-    ("mad madc", WIDE, "lo hi cc"),
-    ("mad", "s32", "hi sat"),
-    ("mul24 mad24", "u32 s32", "lo hi"),
-    ("mad24", "s32", "hi sat"),
-    ("abs neg", "s16 s32 s64 f64 bf16 bf16x2", ""),
-    ("abs neg", "f32 f16 f16x2", "ftz"),
-    ("add sub mul mad fma", "f32", FLOAT),
-    ("add sub mul mad fma", "f64", ROUND),
-    ("add sub mul fma", "f16 f16x2", "rn ftz sat"),
-    ("add sub mul fma", "bf16 bf16x2", "rn"),
-    ("fma", "f16 f16x2", "rn ftz relu"),
-    ("fma", "bf16 bf16x2", "rn relu"),
-    ("div", "f32", "approx full rn rz rm rp ftz"),
-    ("div rcp sqrt", "f64", ROUND),
-    ("rcp sqrt", "f32", "approx rn rz rm rp ftz"),
-    ("rcp", "f64", "approx ftz"),
-    ("rsqrt", "f32 f64", "approx ftz"),
-    ("ex2 lg2 sin cos", "f32", "approx ftz"),
-    ("ex2", "bf16 bf16x2", "approx ftz"),
-    ("ex2 tanh", "f16 f16x2", "approx"),
-    ("tanh", "f32 bf16 bf16x2", "approx"),
-    ("min max", "f32 f16 f16x2", EXTREMES),
-    ("min max", "bf16 bf16x2", "NaN xorsign abs"),
-    ("min max", "f64", ""),
-    ("copysign testp", "f32 f64", "finite infinite number notanumber normal subnormal"),
-    ("and or xor not", "pred", ""),
-    ("and or xor not cnot shl shr", BITS, ""),
-    ("shr", INTS, ""),
-    ("popc clz brev bfi", "b32 b64", ""),
-    ("bfind", WIDE, "shiftamt"),
-    ("bfe", WIDE, ""),
-    ("selp", "b16 b32 b64 u16 s16 u32 s32 u64 s64 f32 f64", ""),
-    ("setp", "s16 s32 s64", SIGNED),
-    ("setp", "u16 u32 u64", UNSIGNED),
-    ("setp", BITS, "eq ne and or xor"),
-    ("setp", "f32 f16 f16x2", ORDERED_FTZ),
-    ("setp", "f64 bf16 bf16x2", ORDERED),
-    ("szext", "u32 s32", "wrap clamp"),
-    ("bmsk", "b32", "wrap clamp"),
-    ("shf", "b32", "l r wrap clamp"),
-];
-
-fn lists(list: &str, word: &str) -> bool {
-    list.split(' ').any(|one| one == word)
+/// Whether types and words are those of a form.
+fn goes((_, types, words): &Form, of: &[&str], others: &[&str]) -> bool {
+    let mut expected = types.split(", ").filter(|one| !one.is_empty());
+    if !of.iter().all(|of| expected.next().is_some_and(|one| lists(one, ' ', of))) || expected.next().is_some() {
+        return false;
+    }
+    let mut found = 0;
+    let each = words.split(' ').filter(|one| !one.is_empty()).all(|one| {
+        let choices = one.trim_end_matches('?');
+        let count = others.iter().filter(|word| lists(choices, '/', word)).count();
+        found += count;
+        count == 1 || count == 0 && choices.len() < one.len()
+    });
+    each && found == others.len()
 }
 
 /// Refuses types and words that do not go together.
 pub(super) fn check(op: &Op<'_>) -> Result<()> {
-    let is_type = |word: &&&str| crate::parse::type_bits(word).is_some();
-    let goes = |types: &str, words: &str| {
-        let (mut of, others): (Vec<&&str>, Vec<&&str>) = op.words.iter().partition(is_type);
-        of.dedup();
-        matches!(of[..], [of] if lists(types, of)) && others.iter().all(|word| lists(words, word))
-    };
-    let mut rows = ROWS.iter().filter(|row| lists(row.0, op.name)).peekable();
-    if rows.peek().is_some() && !rows.any(|row| goes(row.1, row.2)) {
-        return Err("these types and modifiers do not go together".to_owned());
+    let (of, others): (Vec<&str>, Vec<&str>) =
+        op.words.iter().partition(|word| crate::parse::ast::type_bits(word).is_some());
+    if op.name == "cp" && op.has("tensor") {
+        return Ok(());
+    }
+    let forms: Vec<&Form> = FORMS.iter().filter(|form| lists(form.0, ' ', op.name)).collect();
+    if !forms.is_empty() && !forms.iter().any(|form| goes(form, &of, &others)) {
+        let knows = |word: &str| forms.iter().any(|form| form.2.split([' ', '/', '?']).any(|one| one == word));
+        return Err(match others.iter().find(|word| !knows(word)) {
+            Some(word) => format!("'.{word}' is not emulated here"),
+            None => "these types and modifiers do not go together".to_owned(),
+        });
+    }
+    let hinted = op.words.iter().any(|word| word.starts_with("L1::") || word.starts_with("L2::"));
+    if hinted && matches!(op.name, "ld" | "st" | "atom" | "red") && !matches!(space(op), Space::Generic | Space::Global)
+    {
+        return Err("only global memory has hints for caches".to_owned());
     }
     if op.name == "cvt" { conversion(op) } else { Ok(()) }
 }
@@ -89,16 +53,14 @@ fn conversion(op: &Op<'_>) -> Result<()> {
     let [to_name, from_name] = op.types()[..] else { return Ok(()) };
     let (Some(to), Some(from)) = (Kind::parse(to_name), Kind::parse(from_name)) else { return Ok(()) };
     let any = |words: &str| words.split(' ').any(|word| op.has(word));
-    let (integral, fractional) = (any("rni rzi rmi rpi"), any("rn rz rm rp rna"));
+    let (integral, fractional) = (any("rni rzi rmi rpi"), any("rn rz rm rp"));
     let small = to == Kind::Bf16 || from == Kind::Bf16;
     let rounds = match (to.is_float(), from.is_float()) {
-        (false, false) => !integral && !fractional,
-        (false, true) => integral && !fractional,
-        (true, false) => fractional && !integral,
         (true, true) if to == from => !fractional,
         (true, true) if to.bits() < from.bits() => fractional && !integral,
         // To a wider type nothing is lost; bf16 lets one ask all the same.
         (true, true) => !integral && (small || !fractional),
+        _ => true,
     };
     if !rounds {
         return Err("this conversion is rounded otherwise".to_owned());
@@ -109,8 +71,24 @@ fn conversion(op: &Op<'_>) -> Result<()> {
     if op.has("sat") && (small || fits && !signs) || op.has("ftz") && to != Kind::F32 && from != Kind::F32 {
         return Err("'.sat' and '.ftz' have no meaning here".to_owned());
     }
-    if op.has("relu") && (from != Kind::F32 || !matches!(to, Kind::F16 | Kind::Bf16)) {
-        return Err("'.relu' is for f16 and bf16 from f32".to_owned());
-    }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_instruction_has_a_row_in_the_list_of_instructions() {
+        let elsewhere = ["ldmatrix", "stmatrix", "mma", "wmma", "wgmma", "vabsdiff2", "vabsdiff4"];
+        let known: BTreeSet<&str> = FORMS.iter().flat_map(|form| form.0.split(' ')).chain(elsewhere).collect();
+        let rows = include_str!("../../INSTRUCTIONS.md").lines().filter(|line| line.starts_with("| `"));
+        let listed: Vec<&str> = rows
+            .filter_map(|row| row.split('|').nth(1))
+            .flat_map(|names| names.split('`').skip(1).step_by(2))
+            .collect();
+        assert_eq!(listed.iter().copied().collect::<BTreeSet<_>>(), known);
+        assert_eq!(listed.len(), known.len(), "an instruction has two rows");
+    }
 }

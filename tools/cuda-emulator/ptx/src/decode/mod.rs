@@ -7,13 +7,13 @@
 mod access;
 mod arithmetic;
 mod asynchronous;
+mod body;
 mod builder;
 mod control;
 mod floating;
+mod forms;
 mod function;
-mod indexed;
 mod legal;
-mod modifiers;
 mod moves;
 mod names;
 mod operands;
@@ -29,8 +29,9 @@ use crate::code::{Frame, Inst, NONE};
 use crate::memory::Memory;
 use crate::module::{Kernel, Module, Param, PtxError, Variable};
 use crate::parse::ast::{Ast, Declaration, Function, Initial, Space, Value};
+use body::Body;
 use builder::{Builder, Symbol};
-use function::{Body, literal};
+use operands::literal;
 
 /// Decodes a module and allocates its variables.
 pub(crate) fn decode(text: &str, ast: &Ast<'_>, memory: &Memory) -> Result<Module, PtxError> {

@@ -1,6 +1,7 @@
 //! `mov`, with its packing and unpacking of registers.
 
-use super::function::{Body, Result, bits};
+use super::body::Body;
+use super::operands::{Result, bits};
 use crate::code::{CONST, Inst, NONE};
 use crate::lanes::{Map, lanes};
 use crate::options::Class;
@@ -46,7 +47,7 @@ impl<'t> Body<'_, 't> {
                 Ok(())
             }
             _ => {
-                let a = self.src(from, of)?;
+                let a = self.exact(from, of)?;
                 let d = self.dst(to, of)?;
                 self.copy(d, a, bits(of) == 64);
                 Ok(())
@@ -71,7 +72,7 @@ impl<'t> Body<'_, 't> {
             }
             return Ok(());
         }
-        let mut source = self.src(from, of)?;
+        let mut source = self.exact(from, of)?;
         // The source may be one of the parts.
         if parts.len() > 1 && source & CONST == 0 {
             let kept = self.temporary(all == 64);
@@ -104,7 +105,7 @@ impl<'t> Body<'_, 't> {
         };
         let mut sources = Vec::with_capacity(parts.len());
         for part in parts {
-            sources.push(self.src(part, part_type)?);
+            sources.push(self.exact(part, part_type)?);
         }
         if all == 128 {
             let Operand::Name(name, 0) = to else { return Err("a register is expected".to_owned()) };

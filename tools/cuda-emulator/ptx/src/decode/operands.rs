@@ -1,8 +1,10 @@
 //! Opcodes, literals and special registers.
 
-use super::function::Result;
-use crate::code::Special;
+use crate::code::{Space, Special};
 use crate::parse::ast::Value;
+
+/// What is wrong with an instruction, where decoding it fails.
+pub(super) type Result<T, E = String> = std::result::Result<T, E>;
 
 /// The words of an opcode.
 #[derive(Clone, Debug)]
@@ -33,12 +35,26 @@ impl<'t> Op<'t> {
 }
 
 fn ast_type(word: &str) -> bool {
-    crate::parse::type_bits(word).is_some()
+    crate::parse::ast::type_bits(word).is_some()
+}
+
+/// The space that an opcode's words name.
+pub(super) fn space(op: &Op<'_>) -> Space {
+    for word in &op.words {
+        match *word {
+            "global" | "const" => return Space::Global,
+            "shared" | "shared::cta" | "shared::cluster" => return Space::Shared,
+            "local" => return Space::Local,
+            "param" | "param::entry" | "param::func" => return Space::Param,
+            _ => {}
+        }
+    }
+    Space::Generic
 }
 
 /// Bits of a type's name.
 pub(super) fn bits(of: &str) -> u32 {
-    crate::parse::type_bits(of).unwrap_or(32)
+    crate::parse::ast::type_bits(of).unwrap_or(32)
 }
 
 /// The bits of a literal where a type is expected.

@@ -1,6 +1,6 @@
 //! Which cards have an instruction: what a module's `.target` names has to be among them.
 
-use super::function::{Op, Result};
+use super::operands::{Op, Result};
 use crate::parse::ast::Operand;
 
 /// Ten times the compute capability's digits, and 1 more where only the card itself will do: `sm_80` is 800, `sm_90a` 901.

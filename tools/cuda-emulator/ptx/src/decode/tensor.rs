@@ -1,7 +1,7 @@
 //! Tensor core instructions.
 
-use super::access::space;
-use super::function::{Body, Op, Result};
+use super::body::Body;
+use super::operands::{Op, Result, space};
 use crate::code::{Inst, NONE, Src, Tensor};
 use crate::options::Class;
 use crate::parse::ast::{Operand, Value};
@@ -120,10 +120,12 @@ impl<'t> Body<'_, 't> {
     }
 
     fn wgmma(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<Tensor> {
-        match (op.words.first(), args) {
-            (Some(&"fence"), []) => return Ok(Tensor::WgmmaFence),
-            (Some(&"commit_group"), []) => return Ok(Tensor::WgmmaCommit),
-            (Some(&"wait_group"), [Operand::Value(Value::Int(count))]) => return Ok(Tensor::WgmmaWait(*count as u32)),
+        match (&op.words[..], args) {
+            (["fence", "sync", "aligned"], []) => return Ok(Tensor::WgmmaFence),
+            (["commit_group", "sync", "aligned"], []) => return Ok(Tensor::WgmmaCommit),
+            (["wait_group", "sync", "aligned"], [Operand::Value(Value::Int(count))]) => {
+                return Ok(Tensor::WgmmaWait(*count as u32));
+            }
             _ => {}
         }
         let wgmma = Wgmma::parse(&op.words).map_err(refused)?;

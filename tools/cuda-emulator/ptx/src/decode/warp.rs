@@ -1,6 +1,7 @@
 //! Exchanges within a warp, and barriers.
 
-use super::function::{Body, Op, Result, bits};
+use super::body::Body;
+use super::operands::{Op, Result, bits};
 use crate::code::{Barrier, BarrierKind, Exchange, ExchangeOp, Inst, NONE};
 use crate::options::Class;
 use crate::parse::ast::Operand;
@@ -56,6 +57,9 @@ impl<'t> Body<'_, 't> {
             wide: bits(of) == 64,
         };
         let (first, rest) = args.split_first().ok_or("operands are missing")?;
+        if matches!(first, Operand::Pair(..)) && !matches!(op.name, "shfl" | "elect") && kind != E::MatchAll {
+            return Err("one result is expected".to_owned());
+        }
         let value = match first {
             Operand::Pair(d, p) => {
                 made.p = self.predicate_out(p)?;
@@ -89,7 +93,7 @@ impl<'t> Body<'_, 't> {
                 (made.a, made.members) = (self.src(a, of)?, self.src(members, "b32")?);
             }
             ("activemask", []) => made.d = self.dst(&value, "b32")?,
-            ("elect", [members]) => {
+            ("elect", [members]) if matches!(first, Operand::Pair(..)) => {
                 made.d = self.dst(&value, "b32")?;
                 made.members = self.src(members, "b32")?;
             }
@@ -140,9 +144,7 @@ impl<'t> Body<'_, 't> {
         } else if op.has("arrive") {
             made.kind = BarrierKind::Arrive;
         }
-        if let Some(id) = rest.first() {
-            made.id = self.src(id, "b32")?;
-        }
+        made.id = self.src(rest.first().ok_or("the barrier's number is missing")?, "b32")?;
         if let Some(count) = rest.get(1) {
             made.count = self.src(count, "b32")?;
         }

@@ -3,13 +3,15 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use super::access::Kind;
 use super::machine::Machine;
-use super::memory::Kind;
 use super::span::{Addresses, each};
 use crate::code::{Atom, AtomOp, AtomType, NONE, PARAM_WINDOW, SHARED_WINDOW, Space, WINDOW};
 use crate::fault::Fault;
 use crate::lanes::LANES;
-use crate::lanes::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, least, most};
+use crate::lanes::double::canonical;
+use crate::lanes::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+use crate::lanes::single::{least, most};
 use crate::tensor::Reduction;
 
 /// Bytes of a value.
@@ -80,7 +82,7 @@ fn apply(op: AtomOp, of: AtomType, old: u64, b: u64, c: u64) -> u64 {
             let sum = f32::from_bits(old as u32) + f32::from_bits(b as u32);
             u64::from(if sum.is_nan() { 0x7fff_ffff } else { sum.to_bits() })
         }
-        (_, T::F64) => (f64::from_bits(old) + f64::from_bits(b)).to_bits(),
+        (_, T::F64) => canonical(f64::from_bits(old) + f64::from_bits(b)).to_bits(),
         (AtomOp::Add, T::U64 | T::S64) => old.wrapping_add(b),
         (AtomOp::Add, _) => u64::from((old as u32).wrapping_add(b as u32)),
         (AtomOp::Min, T::S32) => u64::from((old as i32).min(b as i32) as u32),

@@ -1,9 +1,8 @@
 //! Bulk copies, of ranges and of boxes of tensors.
 
-use super::copies::{Later, Out};
+use super::access::{Kind, Role};
 use super::machine::Machine;
-use super::memory::Kind;
-use super::watch::Role;
+use super::pending::{Later, Out};
 use crate::code::{Address, Copy, NONE, SHARED_RANK, Space, Src};
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;

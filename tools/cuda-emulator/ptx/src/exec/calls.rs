@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
+use super::access::Kind;
 use super::machine::{Flow, Machine};
-use super::memory::Kind;
 use super::span::each;
 use crate::code::{Call, External, FUNCTION_BASE, LOCAL_BASE, LOCAL_TOP, Space, Target};
 use crate::fault::{Fault, FaultKind};

@@ -1,7 +1,7 @@
 //! What a warp knows of the others: the events that it is ordered behind.
 
 /// Warps of a block at most.
-const WARPS: usize = 32;
+pub(super) const WARPS: usize = 32;
 
 /// Times up to which the warps of a block are known, and what is known of other blocks.
 #[derive(Clone, Copy, Debug, Default)]

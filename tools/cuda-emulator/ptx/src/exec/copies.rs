@@ -3,73 +3,15 @@
 //! Copies of `cp.async` and bulk copies to global memory wait with the warp; bulk copies that complete bytes of an
 //! `mbarrier` object wait with the cluster, until someone waits for such an object in vain.
 
+use super::access::{Kind, Role};
 use super::cta::Cluster;
 use super::machine::{Flow, Machine};
-use super::memory::Kind;
+use super::pending::{Later, Small};
 use super::span::each;
-use super::watch::Role;
 use crate::code::{Address, Copy, NONE, Space, Src};
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;
-use crate::tensor::{Mbarrier, Reduction, Refused};
-
-/// One `cp.async` of a warp.
-#[derive(Debug)]
-struct Small {
-    mask: u32,
-    group: u32,
-    bytes: u32,
-    to: [u32; LANES],
-    data: Box<[u128; LANES]>,
-}
-
-/// Bytes on their way to global memory.
-#[derive(Debug)]
-pub(super) struct Out {
-    pub lane: usize,
-    pub group: u32,
-    pub to: u64,
-    pub from: u32,
-    pub bytes: u32,
-    pub reduce: Option<Reduction>,
-}
-
-/// What a warp has started and not waited for.
-#[derive(Debug, Default)]
-pub(super) struct Pending {
-    small: Vec<Small>,
-    #[allow(clippy::vec_box)] // The boxes move to copies.
-    spare: Vec<Box<[u128; LANES]>>,
-    /// Groups that each lane has committed.
-    committed: [u32; LANES],
-    pub out: Vec<Out>,
-    pub bulk_committed: [u32; LANES],
-}
-
-/// What happens at some later time.
-#[derive(Debug)]
-pub(super) enum Later {
-    /// Bytes arrive in shared memory of a block, and complete bytes of a barrier.
-    Bytes {
-        cta: usize,
-        to: u32,
-        data: Vec<u8>,
-        barrier: Option<(usize, u32)>,
-        complete: u32,
-        /// How they are combined with those that are there.
-        reduce: Option<Reduction>,
-    },
-    /// The copies of a warp's lanes arrive, and then lanes arrive at a barrier.
-    Arrive { cta: usize, warp: usize, lane: usize, barrier: (usize, u32), group: u32 },
-}
-
-impl Pending {
-    pub fn restart(&mut self) {
-        self.small.clear();
-        self.out.clear();
-        (self.committed, self.bulk_committed) = ([0; LANES], [0; LANES]);
-    }
-}
+use crate::tensor::{Mbarrier, Refused};
 
 impl Cluster {
     /// Lets `cp.async` copies of a warp arrive that `done` names by lane and group. Without a writer a barrier orders

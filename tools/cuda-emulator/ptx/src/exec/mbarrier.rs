@@ -1,8 +1,8 @@
 //! `mbarrier` objects in shared memory.
 
+use super::access::Kind;
 use super::clock::Clock;
 use super::machine::{Flow, Machine};
-use super::memory::Kind;
 use crate::code::{MbarrierOp, MbarrierStep, NONE, Space};
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;

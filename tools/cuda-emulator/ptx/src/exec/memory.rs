@@ -1,5 +1,6 @@
 //! From addresses of lanes to addresses of the host, with all checks.
 
+use super::access::Kind;
 use super::machine::Machine;
 use super::span::{Addresses, Span, each, sectors};
 use crate::code::{Address, LOCAL_WINDOW, NONE, PARAM_WINDOW, SHARED_WINDOW, Space, WINDOW};
@@ -7,51 +8,12 @@ use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;
 use crate::memory::{Memory, Region};
 
-/// What an access does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Read,
-    Write,
-    Update,
-}
-
-impl Kind {
-    fn verb(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Update => "atomic operation",
-        }
-    }
-
-    pub fn reads(self) -> bool {
-        self != Self::Write
-    }
-
-    pub fn writes(self) -> bool {
-        self != Self::Read
-    }
-}
-
 /// Whether a read finds written bytes. Compilers make atomic operations on 8 and 16 bits of those on the word around
 /// them: of a strong access one written byte is enough.
 #[inline(always)]
 fn readable(region: &Region, address: u64, size: u32, strong: bool) -> bool {
     let size = size.into();
     region.written(address, size) || strong && size <= 8 && (0..size).any(|byte| region.written(address + byte, 1))
-}
-
-/// Copies of the regions that were used last.
-#[derive(Debug)]
-pub(super) struct Regions {
-    slots: [Region; 32],
-    generation: u64,
-}
-
-impl Regions {
-    pub fn new() -> Self {
-        Self { slots: [Region::EMPTY; 32], generation: 0 }
-    }
 }
 
 impl Machine<'_, '_> {

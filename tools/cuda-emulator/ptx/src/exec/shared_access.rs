@@ -1,7 +1,7 @@
 //! Accesses of a warp to shared memory, of its own block and of others of the cluster.
 
+use super::access::Kind;
 use super::machine::Machine;
-use super::memory::Kind;
 use super::shared::{Checks, Lanes};
 use super::span::{Addresses, Span, conflicts};
 use crate::code::SHARED_RANK;

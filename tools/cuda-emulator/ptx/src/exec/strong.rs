@@ -1,7 +1,7 @@
 //! What fences and strong accesses to global memory order: warps of a block, and blocks.
 
+use super::access::Role;
 use super::machine::Machine;
-use super::watch::Role;
 use crate::code::Space;
 
 impl Machine<'_, '_> {

@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use super::access::{Kind, Role, Suspect};
 use super::machine::Machine;
-use super::memory::Kind;
 use super::span::{Addresses, each};
 use super::trace::{Trace, UNIT};
-use super::watch::{Role, Suspect};
 use crate::code::{Inst, Step};
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;

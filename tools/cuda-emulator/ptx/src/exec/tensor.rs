@@ -1,20 +1,15 @@
 //! Tensor core instructions of a warp: fragments from registers and memory, and back.
 
+use super::access::Kind;
 use super::exchange::Sync;
 use super::machine::{Flow, Machine};
-use super::memory::Kind;
 use super::shared::{Checks, Shared};
 use super::warp::Warp;
+use super::worker::{Fragments, MOST};
 use crate::code::{Address, NONE, Space, Src, Tensor};
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;
 use crate::tensor::{self, Type, Words, movmatrix};
-
-/// Words of the largest fragment but that of `wgmma`.
-const MOST: usize = 16;
-
-/// Room for four fragments.
-pub(super) type Fragments = [[Words; MOST]; 4];
 
 /// Memory of the host, by its addresses, which have been checked.
 struct Host;

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use super::access::Kind;
 use super::machine::Machine;
-use super::memory::Kind;
 use super::span::{Addresses, each};
 use super::undefined::Missing;
 use crate::code::{Access, NONE, Space};

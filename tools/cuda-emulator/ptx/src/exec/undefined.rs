@@ -14,39 +14,8 @@ use crate::code::{
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;
 
-/// What a warp knows of undefined values.
-#[derive(Debug, Default)]
-pub(super) struct Undefined {
-    /// Whether there may be any.
-    pub any: bool,
-    /// Undefined lanes of each row (of the first of two), and of each predicate.
-    rows: Vec<u32>,
-    predicates: Vec<u32>,
-    /// The last read of such memory, for messages, and the step that did it.
-    origin: (String, u32),
-}
-
 /// Lanes in which each byte of an access is undefined.
 pub(super) type Missing = [u32; 32];
-
-impl Undefined {
-    /// Forgets all.
-    pub fn clear(&mut self) {
-        if self.any {
-            self.any = false;
-            self.rows.fill(0);
-            self.predicates.fill(0);
-        }
-    }
-
-    fn row(&self, at: usize) -> u32 {
-        self.rows.get(at).copied().unwrap_or(0)
-    }
-
-    fn predicate(&self, at: usize) -> u32 {
-        self.predicates.get(at).copied().unwrap_or(0)
-    }
-}
 
 fn set(list: &mut Vec<u32>, at: usize, mask: u32, lanes: u32) {
     if at >= list.len() {

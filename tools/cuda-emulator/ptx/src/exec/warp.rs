@@ -1,11 +1,10 @@
-//! A warp: its registers, where its lanes are, and which of them run next.
+//! A warp: its registers, where its lanes are, which of them run next, and which values are undefined.
 //!
 //! Lanes at the same step of the same frame run together. Of several groups the one deepest in calls runs first, then
 //! the one with the lowest step, up to the step where another group waits: so lanes that a branch has parted meet again
 //! where its sides join.
 
 use super::clock::Clock;
-use super::undefined::Undefined;
 use crate::code::{Frame, HEADER};
 use crate::lanes::{LANES, Row};
 
@@ -44,6 +43,37 @@ pub(super) struct Warp {
     pub cluster_phase: [u64; LANES],
     pub cluster_waiting: u32,
     pub undefined: Undefined,
+}
+
+/// What a warp knows of undefined values.
+#[derive(Debug, Default)]
+pub(super) struct Undefined {
+    /// Whether there may be any.
+    pub any: bool,
+    /// Undefined lanes of each row (of the first of two), and of each predicate.
+    pub rows: Vec<u32>,
+    pub predicates: Vec<u32>,
+    /// The last read of such memory, for messages, and the step that did it.
+    pub origin: (String, u32),
+}
+
+impl Undefined {
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        if self.any {
+            self.any = false;
+            self.rows.fill(0);
+            self.predicates.fill(0);
+        }
+    }
+
+    pub fn row(&self, at: usize) -> u32 {
+        self.rows.get(at).copied().unwrap_or(0)
+    }
+
+    pub fn predicate(&self, at: usize) -> u32 {
+        self.predicates.get(at).copied().unwrap_or(0)
+    }
 }
 
 /// Lanes that run together.

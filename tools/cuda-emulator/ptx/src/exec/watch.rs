@@ -7,37 +7,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use super::access::{Kind, Role, Suspect};
 use super::clock::Clock;
 use super::machine::Machine;
-use super::memory::Kind;
 use super::releases::Races;
 use super::span::{Addresses, Span, each};
 use super::trace::{TIMES, Trace, UNIT};
 use crate::fault::Fault;
 use crate::memory::Region;
-
-/// What an access is for this check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    /// What the instruction says.
-    Own,
-    /// Strong: a reduction, or an asynchronous read, of whose end other warps may learn by themselves, so that it
-    /// leaves no trace.
-    Strong,
-    /// Nothing: it happens later.
-    None,
-}
-
-/// A write of values at which another access stands in the way: fine if the values are there already.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Suspect {
-    /// Address of what the trace is for.
-    pub address: u64,
-    /// The other access, whether that was a write, and the words of both.
-    pub other: Trace,
-    pub wrote: bool,
-    pub words: u64,
-}
 
 /// A warp that accesses memory.
 struct Visit<'a> {

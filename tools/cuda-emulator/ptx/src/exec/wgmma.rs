@@ -4,73 +4,14 @@
 //! the wait the registers of the result hold NaNs.
 
 use super::machine::Machine;
+use super::products::Product;
 use super::tensor::Own;
-use crate::fault::{Fault, FaultKind};
+use crate::fault::Fault;
 use crate::lanes::LANES;
-use crate::tensor::{Descriptor, Left, Scale, Wgmma, Words};
+use crate::tensor::{Descriptor, Left, Scale, Wgmma};
 
 /// What registers hold while a product is under way.
 const POISON: u32 = 0x7fff_ffff;
-
-#[derive(Debug)]
-struct Product {
-    op: Wgmma,
-    left: Result<Left, Descriptor>,
-    right: Descriptor,
-    scale: Scale,
-    transpose: [bool; 2],
-    /// Number of the accumulator.
-    sum: usize,
-    group: u32,
-}
-
-/// Registers that products add to.
-#[derive(Debug)]
-struct Accumulator {
-    base: u32,
-    rows: Vec<u32>,
-    values: Vec<Words>,
-    /// Products under way.
-    open: usize,
-}
-
-/// The products of a warp that are under way.
-#[derive(Debug, Default)]
-pub(super) struct Products {
-    products: Vec<Product>,
-    sums: Vec<Accumulator>,
-    committed: u32,
-}
-
-impl Products {
-    /// `wgmma.commit_group`
-    pub fn commit(&mut self) {
-        self.committed += 1;
-    }
-
-    fn accumulator(&mut self, base: u32, rows: &[u32], values: impl FnOnce() -> Vec<Words>) -> Result<usize, Fault> {
-        if let Some(at) = self.sums.iter().position(|sum| sum.open > 0 && sum.base == base && sum.rows == rows) {
-            return Ok(at);
-        }
-        let shared =
-            |sum: &Accumulator| sum.open > 0 && sum.base == base && sum.rows.iter().any(|row| rows.contains(row));
-        if self.sums.iter().any(shared) {
-            let what = "a wgmma.mma_async adds to some registers of another one that is under way, but not to all";
-            return Err(Fault::new(FaultKind::MissingWait, what).advice("wait for the first one with wgmma.wait_group"));
-        }
-        let made = Accumulator { base, rows: rows.to_vec(), values: values(), open: 0 };
-        match self.sums.iter().position(|sum| sum.open == 0) {
-            Some(at) => {
-                self.sums[at] = made;
-                Ok(at)
-            }
-            None => {
-                self.sums.push(made);
-                Ok(self.sums.len() - 1)
-            }
-        }
-    }
-}
 
 impl Machine<'_, '_> {
     /// `wgmma.mma_async`

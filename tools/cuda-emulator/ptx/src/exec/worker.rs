@@ -1,9 +1,29 @@
 //! What a host thread keeps from warp to warp.
 
-use super::memory::Regions;
 use super::span::{Survey, survey};
 use crate::lanes::{LANES, Row};
+use crate::memory::Region;
 use crate::options::Counts;
+use crate::tensor::Words;
+
+/// Copies of the regions that were used last.
+#[derive(Debug)]
+pub(super) struct Regions {
+    pub slots: [Region; 32],
+    pub generation: u64,
+}
+
+impl Regions {
+    pub fn new() -> Self {
+        Self { slots: [Region::EMPTY; 32], generation: 0 }
+    }
+}
+
+/// Words of the largest fragment but that of `wgmma`.
+pub(super) const MOST: usize = 16;
+
+/// Room for four fragments.
+pub(super) type Fragments = [[Words; MOST]; 4];
 
 /// What a host thread keeps from warp to warp.
 #[derive(Debug)]
@@ -14,7 +34,7 @@ pub(super) struct Worker {
     pub random: u64,
     pub blend: Blend,
     pub survey: Survey,
-    pub fragments: Option<Box<super::tensor::Fragments>>,
+    pub fragments: Option<Box<Fragments>>,
 }
 
 /// Copies the rows of a mask's lanes; two rows each if the last argument says so.

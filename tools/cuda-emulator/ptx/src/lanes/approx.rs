@@ -1,6 +1,6 @@
 //! Functions that cards approximate. Here each is the nearest `f32`, or one beside it: better than the card's.
 
-use super::float::{canonical, flush};
+use super::single::{canonical, flush};
 use super::{Map, lanes};
 
 /// 2 to the power of `x`, which is between -160 and 130, by a polynomial.

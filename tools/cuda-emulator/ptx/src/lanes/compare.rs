@@ -46,7 +46,7 @@ macro_rules! compare_floats {
 
 #[inline(always)]
 fn flush(x: f32) -> f32 {
-    super::float::flush::<true>(x)
+    super::single::flush::<true>(x)
 }
 
 #[inline(always)]

@@ -1,9 +1,9 @@
 //! `cvt`.
 
-use super::float::{canonical, flush};
 use super::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use super::int::Int;
 use super::round::{RN, narrow, odd, to_f32};
+use super::single::{canonical, flush};
 use super::{Map, lanes};
 
 /// Types of conversions.
@@ -135,13 +135,15 @@ fn general(imm: u32, bits: u64) -> u64 {
     if to < 8 {
         if value.is_nan() {
             // As the manual has it: not zero where one side has 64 bits.
-            return match (from == 11 || to >= 6, to) {
+            let sign = match (from == 11 || to >= 6, to) {
                 (false, _) => 0,
                 (true, 6 | 7) => 1 << 63,
                 (true, 4 | 5) => 1 << 31,
                 (true, 2 | 3) => 1 << 15,
+                (true, 1) => -0x80,
                 (true, _) => 1 << 7,
             };
+            return put(sign, to);
         }
         let (least, most) = range(to);
         return put((whole(value, mode) as i128).clamp(least, most), to);

@@ -3,8 +3,9 @@
 use super::round::RN;
 use super::{Map, exact, lanes};
 
+/// Any NaN as the one that cards give.
 #[inline(always)]
-fn canonical(x: f64) -> f64 {
+pub(crate) fn canonical(x: f64) -> f64 {
     let bits = x.to_bits();
     f64::from_bits(if bits << 1 > 0xffe0_0000_0000_0000 { 0x7fff_ffff_ffff_ffff } else { bits })
 }

@@ -1,22 +1,8 @@
 //! Arithmetic on `f32`.
 
-use super::half::{NAN, XORSIGN, least, most};
 use super::round::{RN, fused, odd, quotient, root, to_f32, two_sum};
+use super::single::{NAN, XORSIGN, canonical, flush, least, most};
 use super::{Map, lanes};
-
-/// Subnormal numbers as zeros of their sign, if `F`.
-#[inline(always)]
-pub(crate) fn flush<const F: bool>(x: f32) -> f32 {
-    if F && x.abs() < f32::MIN_POSITIVE { f32::from_bits(x.to_bits() & 0x8000_0000) } else { x }
-}
-
-/// Any NaN as the one that cards give.
-#[inline(always)]
-pub(crate) fn canonical(x: f32) -> f32 {
-    // On bits: the compiler may take one NaN for another.
-    let bits = x.to_bits();
-    f32::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { 0x7fff_ffff } else { bits })
-}
 
 /// Cut to the range from 0 to 1; 0 for a NaN.
 #[inline(always)]

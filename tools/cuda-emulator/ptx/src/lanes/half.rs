@@ -1,5 +1,7 @@
 //! `f16` and `bf16` as `f32` and back, without branches, so that loops over lanes vectorise.
 
+use super::single::{least, most};
+
 /// The value of `f16` bits.
 #[inline(always)]
 pub(crate) fn f16_to_f32(bits: u16) -> f32 {
@@ -122,8 +124,7 @@ fn narrow_odd(value: f64) -> f32 {
 pub(crate) const FTZ: u32 = 1;
 pub(crate) const SAT: u32 = 2;
 pub(crate) const RELU: u32 = 4;
-pub(crate) const NAN: u32 = 8;
-pub(crate) const XORSIGN: u32 = 16;
+// 8 and 16 are `NAN` and `XORSIGN` of `min` and `max`.
 /// Results that are subnormal in `f32` become zeros.
 pub(crate) const FTZ_F32: u32 = 32;
 
@@ -143,40 +144,6 @@ fn finish<T: Format>(imm: u32, value: f32) -> u16 {
     let value = if imm & SAT != 0 { if value > 0.0 { value.min(1.0) } else { 0.0 } } else { value };
     let value = if imm & RELU != 0 && value <= 0.0 { 0.0 } else { value };
     flush(imm, T::down(value))
-}
-
-#[inline(always)]
-pub(crate) fn least(imm: u32, a: f32, b: f32) -> f32 {
-    let sign = (a.to_bits() ^ b.to_bits()) & 0x8000_0000;
-    let (a, b) = if imm & XORSIGN != 0 { (a.abs(), b.abs()) } else { (a, b) };
-    let found = if a < b || a == b && a.is_sign_negative() { a } else { b };
-    let found = if a.is_nan() {
-        b
-    } else if b.is_nan() {
-        a
-    } else {
-        found
-    };
-    let found = if imm & NAN != 0 && (a.is_nan() || b.is_nan()) { f32::NAN } else { found };
-    let found = if imm & XORSIGN != 0 { f32::from_bits(found.to_bits() & 0x7fff_ffff | sign) } else { found };
-    super::float::canonical(found)
-}
-
-#[inline(always)]
-pub(crate) fn most(imm: u32, a: f32, b: f32) -> f32 {
-    let sign = (a.to_bits() ^ b.to_bits()) & 0x8000_0000;
-    let (a, b) = if imm & XORSIGN != 0 { (a.abs(), b.abs()) } else { (a, b) };
-    let found = if a > b || a == b && a.is_sign_positive() { a } else { b };
-    let found = if a.is_nan() {
-        b
-    } else if b.is_nan() {
-        a
-    } else {
-        found
-    };
-    let found = if imm & NAN != 0 && (a.is_nan() || b.is_nan()) { f32::NAN } else { found };
-    let found = if imm & XORSIGN != 0 { f32::from_bits(found.to_bits() & 0x7fff_ffff | sign) } else { found };
-    super::float::canonical(found)
 }
 
 macro_rules! ops {
@@ -200,7 +167,7 @@ ops! {
     ex2(imm, a, b, c): {
         let found = super::approx::exp2(a);
         // `.ftz` of `bf16`, which has the exponents of `f32`.
-        if imm & FTZ_F32 != 0 { super::float::flush::<true>(found) } else { found }
+        if imm & FTZ_F32 != 0 { super::single::flush::<true>(found) } else { found }
     };
     tanh(imm, a, b, c): super::approx::tanh(a);
 }

@@ -13,6 +13,7 @@ pub(crate) mod float;
 pub(crate) mod half;
 pub(crate) mod int;
 pub(crate) mod round;
+pub(crate) mod single;
 
 /// Threads of a warp.
 pub(crate) const LANES: usize = 32;

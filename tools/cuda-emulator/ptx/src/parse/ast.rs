@@ -122,3 +122,16 @@ pub(crate) enum Operand<'t> {
     /// The parameters of a call.
     List(Vec<Operand<'t>>),
 }
+
+/// Bits of a type's name; 1 for predicates.
+pub(crate) fn type_bits(name: &str) -> Option<u32> {
+    Some(match name {
+        "pred" => 1,
+        "b8" | "u8" | "s8" | "e4m3" | "e5m2" => 8,
+        "b16" | "u16" | "s16" | "f16" | "bf16" | "e4m3x2" | "e5m2x2" => 16,
+        "b32" | "u32" | "s32" | "f32" | "f16x2" | "bf16x2" | "tf32" | "u16x2" | "s16x2" => 32,
+        "b64" | "u64" | "s64" | "f64" => 64,
+        "b128" => 128,
+        _ => return None,
+    })
+}

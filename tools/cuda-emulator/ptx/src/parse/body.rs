@@ -1,8 +1,8 @@
 //! Function bodies: declarations, labels and instructions.
 
-use super::ast::{Index, Instruction, Operand, Space, Statement, Value};
+use super::ast::{Index, Instruction, Operand, Space, Statement, Value, type_bits};
 use super::lexer::Token;
-use super::{Parser, Result, type_bits};
+use super::parser::{Parser, Result};
 
 /// Registers of one declaration.
 const MOST_REGISTERS: u32 = 1 << 22;

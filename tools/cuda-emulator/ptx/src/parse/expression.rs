@@ -2,7 +2,7 @@
 
 use super::ast::Value;
 use super::lexer::Token;
-use super::{Parser, Result};
+use super::parser::{Parser, Result};
 
 /// Signs of an operation on two integers, and how strongly it binds.
 const OPERATIONS: [(&[u8], u32); 18] = [

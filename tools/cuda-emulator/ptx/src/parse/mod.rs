@@ -4,11 +4,13 @@ pub(crate) mod ast;
 mod body;
 mod expression;
 mod lexer;
+mod parser;
 mod registers;
 
 use crate::module::PtxError;
-use ast::{Ast, Declaration, Function, Initial, Space, Value};
+use ast::{Ast, Declaration, Function, Initial, Space, Value, type_bits};
 use lexer::Token;
+use parser::{Parser, Result};
 
 /// Parses a module.
 pub(crate) fn parse(text: &str) -> Result<Ast<'_>, PtxError> {
@@ -16,122 +18,10 @@ pub(crate) fn parse(text: &str) -> Result<Ast<'_>, PtxError> {
     Parser { tokens, at: 0, depth: 0 }.module()
 }
 
-struct Parser<'t> {
-    tokens: Vec<(Token<'t>, u32)>,
-    at: usize,
-    /// Operands and expressions within each other that are open.
-    depth: u32,
-}
-
-/// Most of them, so that no text exhausts the stack.
-const DEPTH: u32 = 256;
 /// Most bytes of a variable in local or shared memory, or of a parameter.
 const MOST_BYTES: u64 = 1 << 20;
 
-type Result<T, E = PtxError> = std::result::Result<T, E>;
-
 impl<'t> Parser<'t> {
-    fn line(&self) -> u32 {
-        self.tokens.get(self.at).or(self.tokens.last()).map_or(1, |token| token.1)
-    }
-
-    fn fail<T>(&self, message: impl Into<String>) -> Result<T> {
-        Err(PtxError { line: self.line(), message: message.into() })
-    }
-
-    /// Parses what lies within something else.
-    fn within<T>(&mut self, parse: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        if self.depth == DEPTH {
-            return self.fail("operands or brackets within each other, too many");
-        }
-        self.depth += 1;
-        let found = parse(self);
-        self.depth -= 1;
-        found
-    }
-
-    fn peek(&self) -> Option<Token<'t>> {
-        self.tokens.get(self.at).map(|token| token.0)
-    }
-
-    fn next(&mut self) -> Result<Token<'t>> {
-        let Some(token) = self.peek() else { return self.fail("the text ends too soon") };
-        self.at += 1;
-        Ok(token)
-    }
-
-    /// Skips a sign if it comes next.
-    fn eat(&mut self, sign: u8) -> bool {
-        let found = self.peek() == Some(Token::Sign(sign));
-        self.at += usize::from(found);
-        found
-    }
-
-    fn eat_word(&mut self, word: &str) -> bool {
-        let found = self.peek() == Some(Token::Word(word));
-        self.at += usize::from(found);
-        found
-    }
-
-    fn expect(&mut self, sign: u8) -> Result<()> {
-        if self.eat(sign) {
-            return Ok(());
-        }
-        self.fail(format!("expected '{}', found {}", sign as char, self.shown()))
-    }
-
-    fn shown(&self) -> String {
-        match self.peek() {
-            Some(Token::Word(word)) => format!("'{word}'"),
-            Some(Token::Sign(sign)) => format!("'{}'", sign as char),
-            Some(_) => "a literal".to_owned(),
-            None => "the end".to_owned(),
-        }
-    }
-
-    fn word(&mut self) -> Result<&'t str> {
-        if let Some(Token::Word(word)) = self.peek() {
-            self.at += 1;
-            return Ok(word);
-        }
-        self.fail(format!("expected a name, found {}", self.shown()))
-    }
-
-    /// An integer with an optional sign.
-    fn int(&mut self) -> Result<i64> {
-        let negative = self.eat(b'-');
-        match self.next()? {
-            Token::Int(value) if negative => Ok((value as i64).wrapping_neg()),
-            Token::Int(value) => Ok(value as i64),
-            _ => {
-                self.at -= 1;
-                self.fail(format!("expected an integer, found {}", self.shown()))
-            }
-        }
-    }
-
-    /// Skips the rest of a line.
-    fn skip_line(&mut self, line: u32) {
-        while self.tokens.get(self.at).is_some_and(|token| token.1 == line) {
-            self.at += 1;
-        }
-    }
-
-    /// Skips up to the brace that closes the one that comes next.
-    fn skip_block(&mut self) -> Result<()> {
-        let mut depth = 0;
-        loop {
-            match self.next()? {
-                Token::Sign(b'{') => depth += 1,
-                Token::Sign(b'}') => depth -= 1,
-                _ => {}
-            }
-            if depth == 0 {
-                return Ok(());
-            }
-        }
-    }
-
     /// Skips what is for debuggers and the assembler only; whether there was such.
     fn skip_directive(&mut self, word: &str, line: u32) -> Result<bool> {
         match word {
@@ -396,17 +286,4 @@ impl<'t> Parser<'t> {
         let offset = if has_offset { self.int()? } else { 0 };
         Ok(Initial::Address { name, offset, mask })
     }
-}
-
-/// Bits of a type's name; 1 for predicates.
-pub(crate) fn type_bits(name: &str) -> Option<u32> {
-    Some(match name {
-        "pred" => 1,
-        "b8" | "u8" | "s8" | "e4m3" | "e5m2" => 8,
-        "b16" | "u16" | "s16" | "f16" | "bf16" | "e4m3x2" | "e5m2x2" => 16,
-        "b32" | "u32" | "s32" | "f32" | "f16x2" | "bf16x2" | "tf32" | "u16x2" | "s16x2" => 32,
-        "b64" | "u64" | "s64" | "f64" => 64,
-        "b128" => 128,
-        _ => return None,
-    })
 }

@@ -1,7 +1,7 @@
 //! Parameters of functions in registers: passed like those in `.param`, and loaded where the body begins.
 
-use super::ast::{Declaration, Instruction, Operand, Space, Statement};
-use super::{Parser, Result, type_bits};
+use super::ast::{Declaration, Instruction, Operand, Space, Statement, type_bits};
+use super::parser::{Parser, Result};
 
 /// Names for the parameters, which no text has.
 const NAMES: [&str; 8] = ["(0)", "(1)", "(2)", "(3)", "(4)", "(5)", "(6)", "(7)"];

@@ -91,6 +91,12 @@ pub(super) fn to_f32_bits(value: f32) -> u32 {
     if value.is_nan() { 0x7fff_ffff } else { value.to_bits() }
 }
 
+/// The f64's bits, of a NaN those of the canonical one.
+#[inline(always)]
+pub(super) fn to_f64_bits(value: f64) -> u64 {
+    if value.is_nan() { 0x7fff_ffff_ffff_ffff } else { value.to_bits() }
+}
+
 /// Rounded to the nearest f16, ties to even; of a NaN the canonical one. Without branches or calls, as above.
 #[inline(always)]
 pub(super) fn to_f16_bits(value: f32) -> u16 {

@@ -2,7 +2,7 @@
 
 use super::fragment::{place_a, place_b, place_c};
 use super::vector::vectorised;
-use super::{Type, Words};
+use super::{Type, Words, convert};
 
 /// Entry `register` of lane `lane` of a fragment of 64-bit registers.
 #[inline(always)]
@@ -28,7 +28,7 @@ vectorised! {
             for register in 0..d.len() / 2 {
                 let (row, column) = place_c(Type::F64, register, 0, lane);
                 let sum = (0..k).fold(value(c, register, lane), |sum, i| left[row][i].mul_add(right[i][column], sum));
-                let bits = sum.to_bits();
+                let bits = convert::to_f64_bits(sum);
                 (d[2 * register][lane], d[2 * register + 1][lane]) = (bits as u32, (bits >> 32) as u32);
             }
         }

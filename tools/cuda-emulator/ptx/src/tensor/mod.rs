@@ -21,7 +21,7 @@
 //! The hardware does not specify the order or the precision of its sums. Here the products of a fragment are exact in f32 (but for
 //! products of bf16 or tf32 outside of f32's range), they are added in f32 in the order of `k`, starting from zero, the accumulator `c`
 //! is added last, and the sum is rounded to the type of `d`. Integers are exact. `f64` is a chain of fused multiply-adds in the order of
-//! `k`, starting from `c`. A NaN in a result is the canonical one, `0x7fffffff` or `0x7fff`.
+//! `k`, starting from `c`. A NaN in a result is the canonical one, all bits but the sign.
 
 mod convert;
 mod f64;

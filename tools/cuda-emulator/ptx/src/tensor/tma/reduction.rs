@@ -88,7 +88,7 @@ impl Reduction {
                 let [old, new] = [old, new].map(|bits| flush(f32::from_bits(bits as u32)));
                 u64::from(convert::to_f32_bits(flush(old + new)))
             }
-            Element::F64 => (f64::from_bits(old) + f64::from_bits(new)).to_bits(),
+            Element::F64 => convert::to_f64_bits(f64::from_bits(old) + f64::from_bits(new)),
             Element::S32 => self.signed(i64::from(old as i32), i64::from(new as i32)) as u32 as u64,
             Element::S64 => self.signed(old as i64, new as i64) as u64,
             Element::U32 => u64::from(self.unsigned(old & 0xffff_ffff, new & 0xffff_ffff) as u32),

@@ -1,0 +1,15 @@
+//! The source of choices that a seed makes.
+
+/// A small generator (splitmix64), so that a seed gives the same choices everywhere.
+pub struct Random(pub u64);
+
+impl Random {
+    /// A number below `bound`, which is not 0.
+    pub fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) % bound as u64) as usize
+    }
+}
