@@ -3,12 +3,12 @@
 # both of CubeCL's compilers, LLVM and NVRTC, and prints a table. `scripts/check-kernels.sh` runs less of it: sm_80 by
 # LLVM, and few layouts.
 #
-#   bash scripts/check-emulated.sh                   # everything, which takes about an hour
+#   bash scripts/check-emulated.sh                   # everything, in about two hours
 #   bash scripts/check-emulated.sh sm_90a            # one architecture
 #   COMPILERS=nvrtc bash scripts/check-emulated.sh   # one compiler: llvm or nvrtc
 #
-# Fails if a test fails, if the emulator finds a fault, or if no grouped product has used `wgmma` by NVRTC on sm_90a (LLVM has none). Every module
-# is also assembled with `ptxas`.
+# Fails if a test fails, if the emulator finds a fault, or if no grouped product has used `wgmma` by NVRTC on sm_90a; LLVM
+# offers no `wgmma`. `ptxas` assembles every module.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
