@@ -4,12 +4,22 @@
 #   git clone https://github.com/karpathy/llm.c
 #   bash scripts/emulated-cuda.sh bash tools/cuda-emulator/truth/cuda/llmc.sh llm.c [NAME...]
 #
-# Prints one line a kernel. The eleven kernels named in "What has been run on it" of the emulator's README fail, by faults of their own.
+# Takes the sources of one commit out of the clone, whatever is checked out there. Prints one line for each kernel. The eleven kernels
+# that the emulator's README lists fail because of errors of their own.
 set -uo pipefail
 
+commit=f1e2ace651495b74ae22d45d1723443fd00ecd3a # 2025-05-10
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-sources=${1:?the path of a clone of llm.c}/dev/cuda
+clone=${1:?the path of a clone of llm.c}
 shift
+if ! git -C "$clone" cat-file -e "$commit^{commit}" 2>/dev/null; then
+    echo "llmc.sh: '$clone' has no commit $commit of llm.c: clone it whole, or run 'git fetch' there" >&2
+    exit 1
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+git -C "$clone" archive "$commit" | tar --extract --directory "$work"
+sources=$work/dev/cuda
 chosen=" $* "
 
 # program NAME FIRST LAST OPTION...: runs the kernels FIRST to LAST.
