@@ -12,12 +12,13 @@ commit=f1e2ace651495b74ae22d45d1723443fd00ecd3a # 2025-05-10
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 clone=${1:?the path of a clone of llm.c}
 shift
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-if ! git -C "$clone" archive "$commit" | tar --extract --directory "$work"; then
+if ! git -C "$clone" cat-file -e "$commit^{commit}" 2>/dev/null; then
     echo "llmc.sh: '$clone' has no commit $commit of llm.c: clone it whole, or run 'git fetch' there" >&2
     exit 1
 fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+git -C "$clone" archive "$commit" | tar --extract --directory "$work"
 sources=$work/dev/cuda
 chosen=" $* "
 
