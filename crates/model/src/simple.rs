@@ -19,7 +19,7 @@ use std::fmt::Debug;
 /// A decoder whose blocks map the residual stream to itself. [`Decoder`] follows from it, with training in any layout
 /// that data, pipeline and sharding ranks allow, and generation with a cache.
 ///
-/// Its fields must be named `embed`, `blocks` and `head`.
+/// All its parameters are in fields named `embed`, `blocks` and `head`; others panic when a run begins.
 pub trait SimpleDecoder: Module + 'static {
     /// A block.
     type Block: Module + 'static;
@@ -235,7 +235,12 @@ impl<C: SimpleArchitecture> Family for SimpleFamily<'_, C> {
     }
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        parameters_of(&SimpleArchitecture::model(self.config, &Device::flex()))
+        let parameters = parameters_of(&SimpleArchitecture::model(self.config, &Device::flex()));
+        let is_in_a_part = |name: &str| ["embed.", "blocks.", "head."].iter().any(|part| name.starts_with(part));
+        if let Some(ParameterSpec { name, .. }) = parameters.iter().find(|of| !is_in_a_part(&of.name)) {
+            panic!("{}: {name}: a SimpleDecoder has all parameters in its fields embed, blocks and head", C::TYPE);
+        }
+        parameters
     }
 }
 
