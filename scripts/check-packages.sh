@@ -13,8 +13,9 @@ target=${CARGO_TARGET_DIR:-$PWD/target}
 version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 unpacked=$(mktemp -d)
 trap 'rm -rf "$unpacked"' EXIT
+# With the time of now (m): archives have one date for all files, and cargo would take other code for what it has built.
 for package in "$target"/package/*-"$version".crate; do
-    tar -xzf "$package" -C "$unpacked"
+    tar -xzmf "$package" -C "$unpacked"
 done
 cp Cargo.lock "$unpacked/"
 {
