@@ -1,5 +1,5 @@
-//! Checks the properties of this crate on processes: `mpirun -n 4 mpi_properties PROPERTY` fails if the property does not hold. Ranks that
-//! are threads provide the expected results. `tests/mpi/run.sh` runs all properties.
+//! Checks the properties of this crate on processes: `mpirun -n 4 mpi_properties PROPERTY` fails if the property does
+//! not hold. Ranks that are threads provide the expected results. `tests/mpi/run.sh` runs all properties.
 
 use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
 use comm::{Collective, CommError, Communicator, Kind, MpiWorld, Reduce, Timeouts, run_ranks};

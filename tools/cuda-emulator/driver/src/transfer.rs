@@ -5,7 +5,7 @@
 //! memory is read or written when the copy's turn comes. A synchronous copy on a card, or from memory that is not
 //! pinned, does not hold up the host.
 
-use crate::abi::{CU_STREAM_LEGACY, CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUcontext, CUdeviceptr, CUstream};
+use crate::abi::{CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUcontext, CUdeviceptr, CUstream};
 use crate::abi::{MEMORY_DEVICE, MEMORY_HOST, MEMORY_UNIFIED};
 use crate::call::{api, unsupported, values};
 use crate::card::card_of;
@@ -196,11 +196,4 @@ api! {
     ) {
         queue(peer(to, at, from, of, bytes)?, &*resolve(stream, default)?, false)
     }
-}
-
-/// Copies at once in the legacy default stream, for the parts of the driver that need it.
-pub fn copy_now(to: Side, from: Side, bytes: usize) -> Answer {
-    let stream = resolve(0, CU_STREAM_LEGACY)?;
-    queue(line(to, from, bytes), &stream, true)?;
-    stream.wait()
 }

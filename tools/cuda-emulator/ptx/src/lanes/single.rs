@@ -22,34 +22,21 @@ pub(crate) const XORSIGN: u32 = 16;
 /// result has the sign of the product.
 #[inline(always)]
 pub(crate) fn least(imm: u32, a: f32, b: f32) -> f32 {
-    let sign = (a.to_bits() ^ b.to_bits()) & 0x8000_0000;
-    let (a, b) = if imm & XORSIGN != 0 { (a.abs(), b.abs()) } else { (a, b) };
-    let found = if a < b || a == b && a.is_sign_negative() { a } else { b };
-    let found = if a.is_nan() {
-        b
-    } else if b.is_nan() {
-        a
-    } else {
-        found
-    };
-    let found = if imm & NAN != 0 && (a.is_nan() || b.is_nan()) { f32::NAN } else { found };
-    let found = if imm & XORSIGN != 0 { f32::from_bits(found.to_bits() & 0x7fff_ffff | sign) } else { found };
-    canonical(found)
+    of_two(imm, a, b, |a, b| a < b || a == b && a.is_sign_negative())
 }
 
 /// The larger value, likewise.
 #[inline(always)]
 pub(crate) fn most(imm: u32, a: f32, b: f32) -> f32 {
+    of_two(imm, a, b, |a, b| a > b || a == b && a.is_sign_positive())
+}
+
+/// `a` if `is_first` says so of the two, none of which is NaN, or else `b`.
+#[inline(always)]
+fn of_two(imm: u32, a: f32, b: f32, is_first: impl FnOnce(f32, f32) -> bool) -> f32 {
     let sign = (a.to_bits() ^ b.to_bits()) & 0x8000_0000;
     let (a, b) = if imm & XORSIGN != 0 { (a.abs(), b.abs()) } else { (a, b) };
-    let found = if a > b || a == b && a.is_sign_positive() { a } else { b };
-    let found = if a.is_nan() {
-        b
-    } else if b.is_nan() {
-        a
-    } else {
-        found
-    };
+    let found = if a.is_nan() || !b.is_nan() && !is_first(a, b) { b } else { a };
     let found = if imm & NAN != 0 && (a.is_nan() || b.is_nan()) { f32::NAN } else { found };
     let found = if imm & XORSIGN != 0 { f32::from_bits(found.to_bits() & 0x7fff_ffff | sign) } else { found };
     canonical(found)
