@@ -2,8 +2,10 @@
 //! [`SimpleArchitecture`], from which [`Decoder`] and [`Architecture`] follow.
 
 use crate::cache::{Chunk, LayerCache};
+use crate::layers::mlp::BlockOutput;
 use crate::{
-    Architecture, Batch, Decoder, Family, ModelError, ParameterSpec, Size, Training, VocabularyHead, parameters_of,
+    Architecture, Batch, Decoder, Family, MicroBatch, ModelError, ParameterSpec, Size, Training, VocabularyHead,
+    parameters_of,
 };
 use burn::module::Module;
 use burn::nn::Embedding;
@@ -42,8 +44,8 @@ pub trait SimpleDecoder: Module + 'static {
     /// Output of a block: maps `[b, t, d]` to `[b, t, d]`. Only `attention` relates tokens to each other.
     fn forward(block: &Self::Block, x_btd: Tensor<3>, attention: &mut Attention) -> Tensor<3>;
 
-    /// What the output matrix is multiplied with, `[b, t, d]`, from the output of the last block, and this matrix, `[d,
-    /// vocab]`.
+    /// Maps the output of the last block, `[b, t, d]`, to the input of the output matrix, `[b, t, d]`. Returns it with
+    /// that matrix, `[d, vocab]`. The logits are their product.
     fn output(head: &Self::Head, x_btd: Tensor<3>) -> (Tensor<3>, Tensor<2>);
 }
 
@@ -51,7 +53,9 @@ pub trait SimpleDecoder: Module + 'static {
 pub struct Attention<'a>(Keys<'a>);
 
 enum Keys<'a> {
-    OfRows(&'a Batch),
+    /// Whole rows of `[b, t]` tokens.
+    OfRows(&'a MicroBatch, [usize; 2]),
+    /// The cache of a block, the new tokens, and the model's context.
     Cached(&'a mut LayerCache, &'a Chunk, usize),
 }
 
@@ -61,7 +65,7 @@ impl Attention<'_> {
     /// [`causal_attention`]. Call it once in a block.
     pub fn causal(&mut self, [q, k, v]: [Tensor<4>; 3], scale: f64) -> Tensor<4> {
         match &mut self.0 {
-            Keys::OfRows(batch) => causal_attention(q, k, v, scale, 0, batch.micro.first_keys()),
+            Keys::OfRows(micro, _) => causal_attention(q, k, v, scale, 0, micro.first_keys()),
             Keys::Cached(layer, chunk, _) => chunk.attention(q, layer.append([k, v], chunk), scale, None),
         }
     }
@@ -69,13 +73,8 @@ impl Attention<'_> {
     /// The position of each token within its document, `[b, t]`, i32, for learned or rotary positions.
     pub fn positions(&self, device: &Device) -> Tensor<2, Int> {
         let (rows, shape) = match &self.0 {
-            Keys::OfRows(batch) => {
-                if let Some(documents) = &batch.micro.documents {
-                    return documents.positions_bt.clone();
-                }
-                let [b, t] = batch.inputs_bt.dims();
-                ((0..t).collect::<Vec<_>>().repeat(b), [b, t])
-            }
+            Keys::OfRows(MicroBatch { documents: Some(documents), .. }, _) => return documents.positions_bt.clone(),
+            Keys::OfRows(_, [b, t]) => ((0..*t).collect::<Vec<_>>().repeat(*b), [*b, *t]),
             Keys::Cached(_, chunk, context) => (chunk.positions(*context), chunk.shape()),
         };
         let rows: Vec<i32> = rows.into_iter().map(|at| at as i32).collect();
@@ -87,13 +86,12 @@ impl<M: SimpleDecoder> Decoder for M {
     fn calls(&self, training: &Training) -> Calls<Self, Batch> {
         let (mut calls, training, vocab) = (Calls::new(), training.clone(), vocab_size(self));
         training.add_embedding(&mut calls, M::embed, vocab);
-        for i in 0..SimpleDecoder::blocks(self).len() {
-            calls.then(
-                format!("blocks.{i}"),
-                move |model: &M| &SimpleDecoder::blocks(model)[i],
-                |block, x_btd, batch| M::forward(block, x_btd, &mut Attention(Keys::OfRows(batch))),
-            );
-        }
+        let blocks: fn(&M) -> &[M::Block] = M::blocks;
+        training.add_blocks(&mut calls, (blocks, blocks(self).len()), |block, x_btd, micro, _| {
+            let [b, t, _] = x_btd.dims();
+            let x_btd = M::forward(block, x_btd, &mut Attention(Keys::OfRows(micro, [b, t])));
+            BlockOutput { x_btd, aux_loss: None, stats: None }
+        });
         calls.last("head", M::head, move |head, x_btd, batch| {
             let (x_btd, weight) = M::output(head, x_btd);
             let head = VocabularyHead { weight, transposed: false, vocab };
@@ -163,7 +161,7 @@ pub trait SimpleArchitecture:
     /// The model's sizes.
     fn dimensions(&mut self) -> Dimensions<'_>;
 
-    /// A model with any values.
+    /// Builds the model. The values of its parameters do not matter: they are set afterwards.
     fn model(&self, device: &Device) -> Self::Model;
 
     /// Rejects shapes that no model can be built from; the message names key, value and remedy. A vocabulary of 0
@@ -247,7 +245,7 @@ impl<C: SimpleArchitecture> Family for SimpleFamily<'_, C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{LanguageModel, MicroBatch};
+    use crate::LanguageModel;
     use burn::nn::{EmbeddingConfig, Linear, LinearConfig};
     use comm::ContextParallel;
 
