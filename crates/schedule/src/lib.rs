@@ -44,6 +44,7 @@
 //! ```
 
 mod action;
+mod error;
 mod gpipe;
 mod interleaved;
 mod one_f_one_b;
@@ -56,7 +57,8 @@ mod zb_v;
 mod zero_bubble;
 
 pub use action::{Action, Cell, Direction};
+pub use error::ScheduleError;
 pub use partition::partition;
-pub use pipeline::{Pipeline, PipelineError, Schedule, Ticks};
-pub use simulate::{Fault, Links, simulate};
+pub use pipeline::{Pipeline, Schedule, Ticks};
+pub use simulate::{Links, simulate};
 pub use timeline::{Event, Timeline};

@@ -1,6 +1,6 @@
 //! Pipeline schedules by name, their programs, and closed forms of the bubble and of the live cells.
 
-use crate::{Action, Cell, gpipe, interleaved, one_f_one_b, program, zb_v, zero_bubble};
+use crate::{Action, Cell, ScheduleError, gpipe, interleaved, one_f_one_b, program, zb_v, zero_bubble};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -41,24 +41,6 @@ pub struct Ticks {
     pub input: u64,
     /// The gradient of the weights.
     pub weights: u64,
-}
-
-/// The reasons why a combination is not a valid pipeline.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages are the documentation")]
-#[non_exhaustive]
-pub enum PipelineError {
-    #[error("a pipeline of {stages} stages and {micro_batches} micro-batches: give at least one of each")]
-    Nothing { stages: usize, micro_batches: usize },
-
-    #[error("{} has one chunk per stage, not {virtual_stages}: take interleaved_1f1b for more", .schedule.name())]
-    OneChunk { schedule: Schedule, virtual_stages: usize },
-
-    #[error("zb_v has two chunks per stage, not {virtual_stages}")]
-    TwoChunks { virtual_stages: usize },
-
-    #[error("interleaved_1f1b has at least two chunks per stage, not {virtual_stages}: 1f1b has one")]
-    FewChunks { virtual_stages: usize },
 }
 
 impl Schedule {
@@ -119,16 +101,16 @@ impl Pipeline {
         stages: usize,
         virtual_stages: usize,
         micro_batches: usize,
-    ) -> Result<Self, PipelineError> {
+    ) -> Result<Self, ScheduleError> {
         if stages == 0 || micro_batches == 0 {
-            return Err(PipelineError::Nothing { stages, micro_batches });
+            return Err(ScheduleError::Nothing { stages, micro_batches });
         }
         match schedule {
             Schedule::Gpipe | Schedule::OneFOneB | Schedule::ZeroBubble if virtual_stages != 1 => {
-                Err(PipelineError::OneChunk { schedule, virtual_stages })
+                Err(ScheduleError::OneChunk { schedule, virtual_stages })
             }
-            Schedule::ZbV if virtual_stages != 2 => Err(PipelineError::TwoChunks { virtual_stages }),
-            Schedule::Interleaved1F1B if virtual_stages < 2 => Err(PipelineError::FewChunks { virtual_stages }),
+            Schedule::ZbV if virtual_stages != 2 => Err(ScheduleError::TwoChunks { virtual_stages }),
+            Schedule::Interleaved1F1B if virtual_stages < 2 => Err(ScheduleError::FewChunks { virtual_stages }),
             _ => Ok(Self { schedule, stages, virtual_stages, micro_batches }),
         }
     }

@@ -1,6 +1,6 @@
 //! Simulation of all stages' programs with given durations.
 
-use crate::{Action, Cell, Direction, Event, Pipeline, Timeline};
+use crate::{Action, Cell, Direction, Event, Pipeline, ScheduleError, Timeline};
 use std::collections::{HashMap, HashSet};
 
 /// The properties of the messages between stages; each pair of stages has one mailbox per direction.
@@ -10,20 +10,6 @@ pub struct Links {
     pub latency: u64,
     /// Maximum number of messages that are sent and not yet received; a sender waits while the mailbox is full.
     pub slots: usize,
-}
-
-/// The reasons why programs do not finish.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages are the documentation")]
-pub enum Fault {
-    #[error("deadlock: {}", .0.iter().map(|(stage, action)| format!("stage {stage} waits at {action}")).collect::<Vec<_>>().join(", "))]
-    Deadlock(Vec<(usize, Action)>),
-
-    #[error("stage {stage} receives {wanted} and gets {found}")]
-    OtherMessage { stage: usize, wanted: Action, found: Cell },
-
-    #[error("stage {stage} reaches {action} before its inputs are available, or twice")]
-    Early { stage: usize, action: Action },
 }
 
 impl Links {
@@ -73,7 +59,7 @@ pub fn simulate(
     program: &[Vec<Action>],
     takes: &dyn Fn(usize, Action) -> u64,
     links: Links,
-) -> Result<Timeline, Fault> {
+) -> Result<Timeline, ScheduleError> {
     let stages = program.len();
     let mut simulation = Simulation {
         pipeline,
@@ -103,17 +89,17 @@ pub fn simulate(
             return Ok(Timeline::new(simulation.events));
         }
         if !moved {
-            return Err(Fault::Deadlock(waiting));
+            return Err(ScheduleError::Deadlock(waiting));
         }
     }
 }
 
 impl Simulation<'_> {
     /// Returns when a stage can start an action, or `None` if other stages must advance first.
-    fn start(&self, stage: usize, action: Action) -> Result<Option<u64>, Fault> {
+    fn start(&self, stage: usize, action: Action) -> Result<Option<u64>, ScheduleError> {
         let now = self.now[stage];
         if !self.is_ready(stage, action) {
-            return Err(Fault::Early { stage, action });
+            return Err(ScheduleError::Early { stage, action });
         }
         Ok(match action {
             Action::Send(..) => {
@@ -130,7 +116,7 @@ impl Simulation<'_> {
                 // A cell's input comes from the previous chunk.
                 let from = way.previous(wanted.chunk, self.pipeline.chunks());
                 if Some(found.chunk) != from || found.micro_batch != wanted.micro_batch {
-                    return Err(Fault::OtherMessage { stage, wanted: action, found: *found });
+                    return Err(ScheduleError::OtherMessage { stage, wanted: action, found: *found });
                 }
                 Some(now.max(*at))
             }

@@ -1,7 +1,7 @@
 //! Properties of every schedule's programs over varying stages, chunks, micro-batches and costs.
 
 use proptest::prelude::*;
-use schedule::{Action, Cell, Fault, Links, Pipeline, Schedule, Ticks, partition, simulate};
+use schedule::{Action, Cell, Links, Pipeline, Schedule, ScheduleError, Ticks, partition, simulate};
 use std::collections::HashMap;
 
 /// Generates any valid pipeline, including those with more stages than micro-batches.
@@ -164,25 +164,25 @@ fn programs_that_are_wrong_are_found() {
     };
     assert!(matches!(
         run(&without(0, |action| matches!(action, Action::Send(..)))),
-        Err(Fault::OtherMessage { stage: 1, .. })
+        Err(ScheduleError::OtherMessage { stage: 1, .. })
     ));
     let unsent = run(&without(1, |action| matches!(action, Action::Send(..)))).unwrap_err();
-    assert!(matches!(unsent, Fault::OtherMessage { stage: 0, .. }), "{unsent}");
+    assert!(matches!(unsent, ScheduleError::OtherMessage { stage: 0, .. }), "{unsent}");
     assert!(matches!(
         run(&without(1, |action| matches!(action, Action::Recv(..)))),
-        Err(Fault::Early { stage: 1, .. })
+        Err(ScheduleError::Early { stage: 1, .. })
     ));
     let mut twice = good.clone();
     let forward = Action::Forward(Cell { chunk: 0, micro_batch: 0 });
     twice[0].insert(2, forward);
-    assert_eq!(run(&twice).unwrap_err(), Fault::Early { stage: 0, action: forward });
+    assert_eq!(run(&twice).unwrap_err(), ScheduleError::Early { stage: 0, action: forward });
 
     // The first stage waits for the gradient of an activation that it has not sent.
     let alone = Pipeline::new(Schedule::OneFOneB, 2, 1, 1).unwrap();
     let mut stuck = alone.program();
     stuck[0].swap(1, 2);
     let stuck = simulate(&alone, &stuck, &|_, _| 1, Links::FREE);
-    let Err(Fault::Deadlock(waiting)) = stuck else { panic!("no deadlock") };
+    let Err(ScheduleError::Deadlock(waiting)) = stuck else { panic!("no deadlock") };
     assert_eq!(waiting.len(), 2);
 }
 
