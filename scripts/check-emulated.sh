@@ -15,30 +15,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 architectures=("$@")
 ((${#architectures[@]})) || architectures=(sm_80 sm_90a)
 read -ra compilers <<<"${COMPILERS:-llvm nvrtc}"
-# Both lists are those of scripts/check-kernels.sh, whose builds of Burn this uses.
-packages=(--package kiln-moe --package kiln-fused --package kiln-model --package kiln-comm --package kiln-fsdp --package train)
-declare -A features=(
-    [llvm]=kiln-moe/offline,kiln-fused/offline,train/cpu-jit,train/vulkan,train/cuda
-    [nvrtc]=kiln-moe/offline,kiln-fused/offline,train/cpu-jit,train/vulkan,train/cuda-cpp
-)
+source scripts/kernel-tests.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 environment=$(realpath -m "${CARGO_TARGET_DIR:-target}/emulated-cuda")
 export KILN_KERNEL_DEVICE=cuda KILN_ALL_LAYOUTS=1 KILN_EMULATED_CARDS=4 KILN_EMULATED_MEMORY=2G KILN_EMULATED_CHECKS=partial_stores
 export KILN_EMULATED_PTXAS=1 CUBECL_AUTOTUNE_LEVEL=0
-
-# The crate, name and path of each test program. `cube_listed` and `cube_ahead` need no card.
-programs() {
-    local executables
-    executables='import json, sys
-for line in map(json.loads, sys.stdin):
-    if "test" in line.get("target", {}).get("kind", []) and line.get("executable"):
-        name = line["target"]["name"]
-        if name not in ("cube_listed", "cube_ahead"):
-            print(line["package_id"].split("#")[0].split("/")[-1], name, line["executable"])'
-    cargo test --locked "${packages[@]}" --features "${features[$1]}" --test 'cube*' --no-run --quiet --message-format=json |
-        python3 -c "$executables"
-}
 
 # Runs one program and adds a row to the table.
 check() {
@@ -58,7 +40,7 @@ printf '[environment.path]\ndirectory = "%s"\n' "$environment" >"$environment/cu
 bash scripts/install-llvm.sh >&2
 printf '| compiler | architecture | test | passed | time |\n|---|---|---|---:|---:|\n'
 for compiler in "${compilers[@]}"; do
-    programs "$compiler" >"$work/programs"
+    kernel_programs "$compiler" | grep -v -e ' cube_listed ' -e ' cube_ahead ' >"$work/programs" # which need no card
     for architecture in "${architectures[@]}"; do
         while read -r crate name program; do
             check "$compiler" "$architecture" "$crate" "$name" "$program"

@@ -15,10 +15,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 tools=${XDG_CACHE_HOME:-$HOME/.cache}/kiln-ptxas
 packages=scripts/kernel-tools.txt # with the digest of every archive
-# Both commands build these, so that Burn is compiled once. (`cargo run` accepts one package, which gives the crates
-# below Burn other features.)
-both=(--package kiln-moe --package kiln-fused --package kiln-model --package kiln-comm --package kiln-fsdp --package train --features kiln-moe/offline,kiln-fused/offline,train/cpu-jit,train/vulkan,train/cuda)
-tests=(cargo test --locked "${both[@]}" --test 'cube*' --no-run)
+source scripts/kernel-tests.sh
+readarray -t build < <(kernel_build llvm)
 
 say() { printf 'check-kernels: %s\n' "$*"; }
 
@@ -42,14 +40,8 @@ install_tools() {
     cp "$packages" "$tools/packages"
 }
 
-# The paths of the test programs.
-programs() {
-    local executables
-    executables='import json, sys
-lines = map(json.loads, sys.stdin)
-print(*(line["executable"] for line in lines if "test" in line.get("target", {}).get("kind", []) and line.get("executable")), sep="\n")'
-    "${tests[@]}" --quiet --message-format=json | python3 -c "$executables"
-}
+# The paths of the test programs but for those of these names, each after the word WHERE: all_but WHERE [NAME...]
+all_but() { awk -v names=" ${*:2} " -v where="$1" '!index(names, " " $2 " ") { print where, $3 }' "$work/programs"; }
 
 # Runs `WIDTH PROGRAM` of each line, as many at once as there are cores: most of the time CubeCL compiles kernels on one
 # thread, and cargo would run one program after another. A program's output is shown when it has ended. WIDTH is the
@@ -77,15 +69,15 @@ run_tests() {
 on_lavapipe() {
     local width
     for width in 256 128 512; do
-        grep -v -e /cube_listed- -e /cube_ahead- -e /cube_training- "$work/programs" | sed "s/^/$width /"
+        all_but "$width" cube_listed cube_ahead cube_training
     done
-    grep /cube_training- "$work/programs" | sed 's/^/256 /'
+    awk '$2 == "cube_training" { print 256, $3 }' "$work/programs"
 }
 
 # Measuring an emulated card and choosing the fastest kernel takes minutes, so CubeCL caches the results in this folder.
 on_cuda() {
     printf '[environment.path]\ndirectory = "%s"\n' "$environment" >"$environment/cubecl.toml"
-    grep -v -e /cube_listed- -e /cube_ahead- "$work/programs" | sed 's/^/cuda /'
+    all_but cuda cube_listed cube_ahead
 }
 
 # Checks by the emulator's own count that kernels for tensor cores have used them.
@@ -110,15 +102,14 @@ mkdir -p "$environment"
 profile=$work/profile
 export lavapipe environment profile
 install_tools
-cargo build --locked --quiet "${both[@]}" --example compile_kernels
-"${tests[@]}"
+cargo build --quiet "${build[@]}" --example compile_kernels
+kernel_programs llvm >"$work/programs"
+[[ -s $work/programs ]] || fail "there are no tests of kernels"
 say "testing the kernels on the CPU, and compiling them"
 # LLVM finds `exp` and the like in CUDA_PATH.
 CUDA_PATH=$tools/nvidia/cuda_nvcc "${CARGO_TARGET_DIR:-target}/debug/examples/compile_kernels" "$work/code" >"$work/compiled" 2>&1 &
 compiling=$!
-programs >"$work/programs"
-[[ -s $work/programs ]] || fail "there are no tests of kernels"
-grep -v /cube_training- "$work/programs" | sed 's/^/cpu /' | run_tests
+all_but cpu cube_training | run_tests
 say "testing them on lavapipe"
 on_lavapipe | run_tests
 say "testing them on emulated CUDA cards"

@@ -82,6 +82,6 @@ pub use mtp_batch::MtpBatch;
 pub use parallel::Parallel;
 pub use parameters::{Initializer, ParameterSpec, Sharding, fill, parameters_of, visited};
 pub use registry::ModelConfig;
-pub use simple::{Attention, Dimensions, SimpleArchitecture, SimpleDecoder};
+pub use simple::{Attention, Dimensions, Parts, SimpleArchitecture, SimpleDecoder};
 pub use targets::{Targets, TokenRows};
 pub use training::Training;

@@ -20,8 +20,6 @@ use std::fmt::Debug;
 
 /// A decoder whose blocks map the residual stream to itself. [`Decoder`] follows from it, with training in any layout
 /// that data, pipeline and sharding ranks allow, and generation with a cache.
-///
-/// All its parameters are in fields named `embed`, `blocks` and `head`; others panic when a run begins.
 pub trait SimpleDecoder: Module + 'static {
     /// A block.
     type Block: Module + 'static;
@@ -29,17 +27,8 @@ pub trait SimpleDecoder: Module + 'static {
     /// What follows the blocks.
     type Head: Module + 'static;
 
-    /// The field `embed`, the table of `[vocab, d]`.
-    fn embed(&self) -> &Embedding;
-
-    /// The field `blocks`.
-    fn blocks(&self) -> &[Self::Block];
-
-    /// The field `head`.
-    fn head(&self) -> &Self::Head;
-
-    /// The longest sequence the model accepts.
-    fn context(&self) -> usize;
+    /// The model's parts.
+    fn parts(&self) -> Parts<'_, Self>;
 
     /// Output of a block: maps `[b, t, d]` to `[b, t, d]`. Only `attention` relates tokens to each other.
     fn forward(block: &Self::Block, x_btd: Tensor<3>, attention: &mut Attention) -> Tensor<3>;
@@ -47,6 +36,20 @@ pub trait SimpleDecoder: Module + 'static {
     /// Maps the output of the last block, `[b, t, d]`, to the input of the output matrix, `[b, t, d]`. Returns it with
     /// that matrix, `[d, vocab]`. The logits are their product.
     fn output(head: &Self::Head, x_btd: Tensor<3>) -> (Tensor<3>, Tensor<2>);
+}
+
+/// The parts of a [`SimpleDecoder`]: its fields `embed`, `blocks` and `head`, which hold all of its parameters. A
+/// parameter elsewhere panics when a run begins.
+#[derive(Debug)]
+pub struct Parts<'a, M: SimpleDecoder> {
+    /// The table of `[vocab, d]`.
+    pub embed: &'a Embedding,
+    /// The blocks.
+    pub blocks: &'a [M::Block],
+    /// What follows the blocks.
+    pub head: &'a M::Head,
+    /// The longest sequence the model accepts, in tokens.
+    pub context: usize,
 }
 
 /// Causal attention in a block, either of whole rows or of new tokens to a cache.
@@ -85,47 +88,52 @@ impl Attention<'_> {
 impl<M: SimpleDecoder> Decoder for M {
     fn calls(&self, training: &Training) -> Calls<Self, Batch> {
         let (mut calls, training, vocab) = (Calls::new(), training.clone(), vocab_size(self));
-        training.add_embedding(&mut calls, M::embed, vocab);
-        let blocks: fn(&M) -> &[M::Block] = M::blocks;
+        training.add_embedding(&mut calls, |model: &M| model.parts().embed, vocab);
+        let blocks: fn(&M) -> &[M::Block] = |model| model.parts().blocks;
         training.add_blocks(&mut calls, (blocks, blocks(self).len()), |block, x_btd, micro, _| {
             let [b, t, _] = x_btd.dims();
             let x_btd = M::forward(block, x_btd, &mut Attention(Keys::OfRows(micro, [b, t])));
             BlockOutput { x_btd, aux_loss: None, stats: None }
         });
-        calls.last("head", M::head, move |head, x_btd, batch| {
-            let (x_btd, weight) = M::output(head, x_btd);
-            let head = VocabularyHead { weight, transposed: false, vocab };
-            training
-                .main_loss(batch, |targets, coef| head.losses(&training.parallel.sequences.tp, x_btd, targets, coef))
-        });
+        calls.last(
+            "head",
+            |model: &M| model.parts().head,
+            move |head, x_btd, batch| {
+                let (x_btd, weight) = M::output(head, x_btd);
+                let head = VocabularyHead { weight, transposed: false, vocab };
+                training.main_loss(batch, |targets, coef| {
+                    head.losses(&training.parallel.sequences.tp, x_btd, targets, coef)
+                })
+            },
+        );
         calls
     }
 
     fn blocks(&self) -> usize {
-        SimpleDecoder::blocks(self).len()
+        self.parts().blocks.len()
     }
 
     fn max_positions(&self) -> usize {
-        self.context()
+        self.parts().context
     }
 
     fn head_logits(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        let (x_btd, weight) = M::output(self.head(), x_btd);
+        let (x_btd, weight) = M::output(self.parts().head, x_btd);
         fused::linear(x_btd, weight, None)
     }
 
     fn embed_cached(&self, tokens_bt: Tensor<2, Int>, _: &Chunk) -> Tensor<3> {
-        self.embed().forward(tokens_bt)
+        self.parts().embed.forward(tokens_bt)
     }
 
     fn block_cached(&self, block: usize, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
-        let block = &SimpleDecoder::blocks(self)[block];
-        M::forward(block, x_btd, &mut Attention(Keys::Cached(layer, chunk, self.context())))
+        let Parts { blocks, context, .. } = self.parts();
+        M::forward(&blocks[block], x_btd, &mut Attention(Keys::Cached(layer, chunk, context)))
     }
 }
 
 fn vocab_size<M: SimpleDecoder>(model: &M) -> usize {
-    model.embed().weight.shape().dims::<2>()[0]
+    model.parts().embed.weight.shape().dims::<2>()[0]
 }
 
 /// Sizes of a [`SimpleDecoder`], in its configuration.
@@ -260,20 +268,8 @@ mod tests {
         type Block = Linear;
         type Head = Linear;
 
-        fn embed(&self) -> &Embedding {
-            &self.embed
-        }
-
-        fn blocks(&self) -> &[Linear] {
-            &self.blocks
-        }
-
-        fn head(&self) -> &Linear {
-            &self.head
-        }
-
-        fn context(&self) -> usize {
-            8
+        fn parts(&self) -> Parts<'_, Self> {
+            Parts { embed: &self.embed, blocks: &self.blocks, head: &self.head, context: 8 }
         }
 
         /// One head, with keys that depend on the position.

@@ -1,6 +1,5 @@
 //! The errors of a run.
 
-use crate::config::ConfigError;
 use crate::format::quoted;
 use crate::hints;
 use crate::program;
@@ -8,6 +7,7 @@ use checkpoint::CheckpointError;
 use comm::RankFailure;
 use data::DataError;
 use fsdp::FsdpError;
+use model::ModelConfig;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,8 +17,36 @@ use std::time::Duration;
 #[allow(missing_docs, reason = "the messages are the documentation")]
 #[non_exhaustive]
 pub enum TrainError {
-    #[error(transparent)]
-    Config(#[from] ConfigError),
+    /// Values of a configuration that are out of range or do not fit each other.
+    #[error("{0}")]
+    Config(String),
+
+    #[error("cannot read {}{role}: {error}: {}", file.display(), how_to_read(error))]
+    ConfigFile { file: PathBuf, role: String, error: io::Error },
+
+    #[error("{origin} {}", what_is_wrong(error))]
+    ConfigSyntax { origin: String, error: yaml_serde::Error },
+
+    #[error("`base` is circular: {}: remove one of them", chain.join(" -> "))]
+    ConfigCycle { chain: Vec<String> },
+
+    #[error("there is no preset `{name}`: {hint}")]
+    UnknownPreset { name: String, hint: String },
+
+    #[error("--set {given}: give KEY=VALUE with a dotted key, as in --set optim.lr=3e-4")]
+    Override { given: String },
+
+    #[error("unknown key `{key}` in {origin}: {hint}")]
+    UnknownKey { key: String, origin: String, hint: String },
+
+    #[error("`{key}` is {given} in {origin}: give {expected}")]
+    WrongValue { key: String, given: String, origin: String, expected: String },
+
+    #[error(
+        "`model.type` is missing in {origin}: give one of {}, or inherit one with `base: preset:NAME`",
+        ModelConfig::types().join(", ")
+    )]
+    NoModel { origin: String },
 
     #[error("{}", hints::data(.0))]
     Data(#[from] DataError),
@@ -165,5 +193,24 @@ fn remedy(failure: &RankFailure<TrainError>) -> &'static str {
          --set parallel.activation_checkpointing=full, or more ranks with --strategy full_shard."
     } else {
         ""
+    }
+}
+
+/// Advice for a file that cannot be read.
+fn how_to_read(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::InvalidData => "save it as UTF-8 (`iconv -f UTF-16 -t UTF-8`, or -f LATIN1)",
+        io::ErrorKind::PermissionDenied => "check its permissions",
+        _ => "check the path",
+    }
+}
+
+/// The parser reads whole numbers beyond 64 bits but then fails to use them.
+fn what_is_wrong(error: &yaml_serde::Error) -> String {
+    match error.to_string() {
+        message if message.contains("128") && message.contains("integer") => {
+            format!("has a whole number that is too large: give at most {}", u64::MAX)
+        }
+        message => format!("is not valid YAML: {message}"),
     }
 }

@@ -25,7 +25,7 @@
 //! let overrides = ["train.steps=10".to_string(), "parallel.gpus=2".to_string()];
 //! let config = Config::load(Source::Preset("deepseek"), &overrides)?;
 //! assert_eq!(config.moe.map(|moe| moe.top_k), Some(2));
-//! # Ok::<(), train::config::ConfigError>(())
+//! # Ok::<(), train::TrainError>(())
 //! ```
 //!
 //! Your own model, in `tiny.rs`, on this command line, `cargo run --example own_model`:

@@ -1,7 +1,7 @@
 //! Runs training from a configuration to an outcome.
 
 use crate::allocator::count_for;
-use crate::config::{Config, ConfigError, ParallelConfig};
+use crate::config::{Config, ParallelConfig};
 use crate::dry_run::{self, Scratch};
 use crate::error::TrainError;
 use crate::format::{count, human_count};
@@ -267,14 +267,14 @@ fn threads_per_rank(ranks: usize) -> usize {
 }
 
 /// Replaces a vocabulary of 0 by the tokenizer's size, if known. Rejects a vocabulary smaller than the tokenizer's.
-pub(crate) fn set_vocabulary(config: &mut Config, tokens: Option<usize>) -> Result<(), ConfigError> {
+pub(crate) fn set_vocabulary(config: &mut Config, tokens: Option<usize>) -> Result<(), TrainError> {
     match (config.model.vocab_size(), tokens) {
-        (0, None) => Err(ConfigError::Invalid(
+        (0, None) => Err(TrainError::Config(
             "model.vocab_size is 0, and the data does not say how many tokens there are: give a number, or the tokenizer \
              that made the data (data.tokenizer)"
                 .into(),
         )),
-        (given @ 1.., Some(tokens)) if given < tokens => Err(ConfigError::Invalid(format!(
+        (given @ 1.., Some(tokens)) if given < tokens => Err(TrainError::Config(format!(
             "model.vocab_size is {given}, but the tokenizer has {tokens} tokens: give at least that, or 0 for as many"
         ))),
         (0, Some(tokens)) => {

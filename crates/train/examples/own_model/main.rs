@@ -4,29 +4,16 @@
 
 mod tiny;
 
-use burn::nn::Embedding;
 use burn::tensor::{Device, Tensor};
-use model::{Attention, Dimensions, ModelError, SimpleArchitecture, SimpleDecoder};
+use model::{Attention, Dimensions, ModelError, Parts, SimpleArchitecture, SimpleDecoder};
 use tiny::{Block, Head, SCALE, Tiny, TinyConfig};
 
 impl SimpleDecoder for Tiny {
     type Block = Block;
     type Head = Head;
 
-    fn embed(&self) -> &Embedding {
-        &self.embed
-    }
-
-    fn blocks(&self) -> &[Block] {
-        &self.blocks
-    }
-
-    fn head(&self) -> &Head {
-        &self.head
-    }
-
-    fn context(&self) -> usize {
-        self.context
+    fn parts(&self) -> Parts<'_, Self> {
+        Parts { embed: &self.embed, blocks: &self.blocks, head: &self.head, context: self.context }
     }
 
     fn forward(block: &Block, x: Tensor<3>, attention: &mut Attention) -> Tensor<3> {

@@ -1,6 +1,7 @@
 //! `train presets`: lists the named models.
 
-use crate::config::{Config, ConfigError, Preset, Source, presets};
+use crate::config::{Config, Preset, Source, presets};
+use crate::error::TrainError;
 use crate::format::{human, wrapped};
 use crate::terminal;
 use crate::terminal::say;
@@ -11,7 +12,7 @@ use clap::Args;
 #[derive(Debug, Args)]
 pub struct PresetsArgs {}
 
-pub fn run(_: &PresetsArgs) -> Result<(), ConfigError> {
+pub fn run(_: &PresetsArgs) -> Result<(), TrainError> {
     say(&format!("{:<18}{:>10}", "--model", "parameters"));
     for preset in presets() {
         let mut config = Config::load(Source::Preset(preset.name), &[])?;

@@ -1,7 +1,7 @@
 //! Training, which is the command without a subcommand.
 
 use super::values::{number, whole_number};
-use crate::config::{Config, ConfigError, Source, Validation, is_overridden, names_of, presets, strategy_called};
+use crate::config::{Config, Source, Validation, is_overridden, names_of, presets, strategy_called};
 use crate::dry_run::Scratch;
 use crate::ending;
 use crate::error::TrainError;
@@ -227,11 +227,10 @@ impl TrainArgs {
         let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let (source, name) = match (&self.config, &resumed, &self.model) {
             (None, Some(_), Some(name)) if !self.resume.as_deref().is_some_and(resume::is_word) => {
-                return Err(ConfigError::Invalid(format!(
+                return Err(TrainError::Config(format!(
                     "--model {name} with --resume: the checkpoint has its model and configuration; leave --model out, \
                      or use --resume latest for the newest of its runs"
-                ))
-                .into());
+                )));
             }
             (Some(file), ..) => (Source::File(file), stem(file)),
             (None, Some(_), Some(name)) if again_in.is_some() => (Source::Preset(name), name.clone()),
@@ -243,22 +242,21 @@ impl TrainArgs {
             (None, None, None) => {
                 let names: Vec<_> = presets().into_iter().map(|preset| preset.name).collect();
                 let message = format!("give --model NAME or --config FILE; models: {}", names.join(", "));
-                return Err(ConfigError::Invalid(message).into());
+                return Err(TrainError::Config(message));
             }
         };
         let mut config = Config::load(source, &self.overrides(processes)).or_else(|error| {
             if let (Some(checkpoint), None) = (&resume, &self.config) {
                 Checkpoint::open(checkpoint)?.read_file(CONFIG)?; // a changed file is a better error than its contents
             }
-            Err(TrainError::from(error))
+            Err(error)
         })?;
         let gpus = config.parallel.gpus;
         if let Some(processes) = processes.filter(|processes| *processes != gpus) {
-            return Err(ConfigError::Invalid(format!(
+            return Err(TrainError::Config(format!(
                 "parallel.gpus is {gpus}, but `mpirun -n {processes}` has started the ranks, a process each: leave the \
                  number of ranks out, or give `mpirun -n {gpus}`"
-            ))
-            .into());
+            )));
         }
         self.set_lr(&mut config);
         config.train.seed = self.seed.map_or(config.train.seed, |seed| seed as u64);

@@ -11,8 +11,9 @@
 //! --batch-size 64                            and so is this
 //! ```
 
+use super::Config;
 use super::validate::require;
-use super::{Config, ConfigError};
+use crate::error::TrainError;
 use crate::format::count;
 use fsdp::ActivationCheckpointing;
 use schemars::JsonSchema;
@@ -110,7 +111,7 @@ impl Adaptive {
     }
 
     /// Rejects rows that are out of order or have zero sizes.
-    fn validate(&self) -> Result<(), ConfigError> {
+    fn validate(&self) -> Result<(), TrainError> {
         let rows = self.rows();
         require(!self.is_on() || !rows.is_empty(), || {
             "parallel.adaptive has no rows: give some, true for the built-in table, or false".into()
@@ -178,7 +179,7 @@ fn at<'a>(layer: &'a Mapping, [section, key]: [&str; 2]) -> Option<&'a Value> {
 
 impl Config {
     /// Applies the table's row for `train.seq_len`, except to keys that `layers`, all merged into one, set.
-    pub(super) fn adapt(&mut self, layers: &Mapping) -> Result<(), ConfigError> {
+    pub(super) fn adapt(&mut self, layers: &Mapping) -> Result<(), TrainError> {
         let adaptive = self.parallel.adaptive.clone();
         adaptive.validate()?;
         if !adaptive.is_on() {
@@ -187,7 +188,7 @@ impl Config {
         let length = self.train.seq_len;
         let Some((row, _)) = adaptive.row(length) else {
             let Some(last) = adaptive.rows().last() else { return Ok(()) }; // adaptive is false
-            return Err(ConfigError::Invalid(format!(
+            return Err(TrainError::Config(format!(
                 "train.seq_len is {length}, and the last row of parallel.adaptive is up to {last}: give at most so many tokens (--seq-len \
                  {last}), rows of your own with one up to {length}, or --set parallel.adaptive=false",
                 last = last.up_to
@@ -256,8 +257,8 @@ impl Config {
     }
 
     /// Adds to an error that the table chose the value at fault.
-    pub(super) fn name_adaptive(&self, error: ConfigError) -> ConfigError {
-        let (ConfigError::Invalid(message), Some((row, _))) = (&error, self.parallel.adaptive.row(self.train.seq_len))
+    pub(super) fn name_adaptive(&self, error: TrainError) -> TrainError {
+        let (TrainError::Config(message), Some((row, _))) = (&error, self.parallel.adaptive.row(self.train.seq_len))
         else {
             return error;
         };
@@ -270,7 +271,7 @@ impl Config {
             return error;
         }
         let length = self.train.seq_len;
-        ConfigError::Invalid(format!(
+        TrainError::Config(format!(
             "{message}. That is parallel.adaptive's row up to {} for train.seq_len {length}: what you give counts more",
             row.up_to
         ))

@@ -9,9 +9,10 @@
 //!
 //! All lengths use the layout of the longest rows.
 
+use super::Config;
 use super::adaptive::AdaptedKey;
 use super::validate::require;
-use super::{Config, ConfigError};
+use crate::error::TrainError;
 
 impl Config {
     /// The configuration of each row length, shortest first. The last is this configuration, and the only one without
@@ -44,7 +45,7 @@ impl Config {
     }
 
     /// Rejects lengths that are out of order, and those at which other values do not fit.
-    pub(super) fn validate_buckets(&self) -> Result<(), ConfigError> {
+    pub(super) fn validate_buckets(&self) -> Result<(), TrainError> {
         let (Some(lengths), longest) = (&self.data.buckets, self.train.seq_len) else { return Ok(()) };
         require(
             lengths.iter().is_sorted_by(|a, b| a < b) && lengths.first().is_some_and(|length| *length > 0),
@@ -70,11 +71,11 @@ impl Config {
 }
 
 /// Adds to an error the row length at which it occurs.
-fn at_length(length: usize, error: ConfigError) -> ConfigError {
+fn at_length(length: usize, error: TrainError) -> TrainError {
     match error {
-        ConfigError::Invalid(message) => {
+        TrainError::Config(message) => {
             let message = message.replace("train.seq_len", "the length").replace("--seq-len", "in data.buckets");
-            ConfigError::Invalid(format!("of data.buckets, at rows of {length} tokens: {message}"))
+            TrainError::Config(format!("of data.buckets, at rows of {length} tokens: {message}"))
         }
         other => other,
     }

@@ -7,7 +7,8 @@ use strsim::jaro_winkler;
 use yaml_serde::{Mapping, Value};
 
 use super::synonyms::{strategy_called, synonyms};
-use super::{Config, ConfigError, ModelConfig, schema};
+use super::{Config, ModelConfig, schema};
+use crate::error::TrainError;
 
 /// The `model.type` of a layer.
 pub(super) fn model_type(layer: &Mapping) -> Option<&str> {
@@ -16,14 +17,14 @@ pub(super) fn model_type(layer: &Mapping) -> Option<&str> {
 
 /// Rejects unknown keys and values of the wrong type. Normalizes whole numbers written as floats, and names of
 /// strategies. `inherited` is the `model.type` of the base.
-pub(super) fn check(layer: &mut Mapping, inherited: Option<&str>, origin: &str) -> Result<(), ConfigError> {
+pub(super) fn check(layer: &mut Mapping, inherited: Option<&str>, origin: &str) -> Result<(), TrainError> {
     let own = layer.get("model").and_then(|model| model.get("type")).cloned();
     if let Some(value) = &own {
         probe("", &["model", "type"], value, origin)?;
     }
     let model_type = own.as_ref().and_then(Value::as_str).or(inherited);
     if model_type.is_none() && layer.get("model").is_some_and(Value::is_mapping) {
-        return Err(ConfigError::NoModel { origin: origin.into() });
+        return Err(TrainError::NoModel { origin: origin.into() });
     }
     let model_type = model_type.unwrap_or(ModelConfig::default().type_name());
     Walk { model_type, template: template(model_type), origin }.mapping(layer, &mut Vec::new())
@@ -98,11 +99,11 @@ pub(crate) fn whole(number: f64) -> Option<u64> {
 }
 
 /// Rejects a value that does not deserialize on its own in a configuration of this model type.
-fn probe(model_type: &str, path: &[&str], value: &Value, origin: &str) -> Result<(), ConfigError> {
+fn probe(model_type: &str, path: &[&str], value: &Value, origin: &str) -> Result<(), TrainError> {
     match expected(model_type, path, value) {
         None => Ok(()),
         Some(expected) => {
-            Err(ConfigError::WrongValue { key: path.join("."), given: shown(value), origin: origin.into(), expected })
+            Err(TrainError::WrongValue { key: path.join("."), given: shown(value), origin: origin.into(), expected })
         }
     }
 }
@@ -159,11 +160,11 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn mapping<'k>(&self, layer: &'k mut Mapping, path: &mut Vec<&'k str>) -> Result<(), ConfigError> {
+    fn mapping<'k>(&self, layer: &'k mut Mapping, path: &mut Vec<&'k str>) -> Result<(), TrainError> {
         for (key, value) in layer {
             let Some(name) = key.as_str() else {
                 let section = if path.is_empty() { "the top".into() } else { format!("`{}`", path.join(".")) };
-                return Err(ConfigError::Invalid(format!(
+                return Err(TrainError::Config(format!(
                     "a key of {section} in {} is {}: give a name",
                     self.origin,
                     shown(key)
@@ -198,7 +199,7 @@ impl Walk<'_> {
         rest.iter().try_fold(self.template.get(first)?, |section, key| section.get(key))
     }
 
-    fn unknown(&self, path: &[&str], value: &Value) -> ConfigError {
+    fn unknown(&self, path: &[&str], value: &Value) -> TrainError {
         let (name, section) = path.split_last().expect("a key has a name");
         let siblings: Vec<&str> = match self.at(section) {
             Some(Value::Mapping(keys)) => keys.keys().filter_map(Value::as_str).collect(),
@@ -234,7 +235,7 @@ impl Walk<'_> {
                 if section.is_empty() { "the sections are".into() } else { format!("the keys of `{section}` are") };
             format!("{}{keys} {}", whose.unwrap_or_default(), siblings.join(", "))
         };
-        ConfigError::UnknownKey { key, origin: self.origin.into(), hint }
+        TrainError::UnknownKey { key, origin: self.origin.into(), hint }
     }
 }
 

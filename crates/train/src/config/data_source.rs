@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::ConfigError;
 use super::validate::require;
+use crate::error::TrainError;
 
 /// Training and validation data.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -77,7 +77,7 @@ impl DataConfig {
     }
 
     /// Rejects inconsistent validation settings.
-    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+    pub(super) fn validate(&self) -> Result<(), TrainError> {
         let Some(validation) = &self.validation else { return Ok(()) };
         require(self.val_fraction.is_none(), || {
             let fraction = self.val_fraction.unwrap_or_default();

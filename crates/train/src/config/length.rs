@@ -2,7 +2,7 @@
 
 use yaml_serde::{Mapping, Value};
 
-use super::ConfigError;
+use crate::error::TrainError;
 
 const STEPS: &str = "steps";
 const EPOCHS: &str = "epochs";
@@ -11,7 +11,7 @@ const EPOCHS: &str = "epochs";
 ///
 /// # Errors
 /// If the layer sets both.
-pub(super) fn choose(base: &mut Mapping, layer: &Mapping, origin: &str) -> Result<(), ConfigError> {
+pub(super) fn choose(base: &mut Mapping, layer: &Mapping, origin: &str) -> Result<(), TrainError> {
     let given = |key| {
         let value = layer.get("train").and_then(|train| train.get(key));
         // 0 steps means that the epochs determine the steps.
@@ -20,7 +20,7 @@ pub(super) fn choose(base: &mut Mapping, layer: &Mapping, origin: &str) -> Resul
     let (key, value) = match (given(STEPS), given(EPOCHS)) {
         (Some(steps), Some(epochs)) => {
             let [steps, epochs] = [steps, epochs].map(super::check::shown);
-            return Err(ConfigError::Invalid(format!(
+            return Err(TrainError::Config(format!(
                 "{origin} gives train.steps {steps} and train.epochs {epochs}: give one of them (--steps or --epochs)"
             )));
         }

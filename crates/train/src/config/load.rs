@@ -8,7 +8,8 @@ use std::{fmt, fs, io};
 
 use yaml_serde::{Mapping, Value};
 
-use super::{Config, ConfigError, adaptive, check, length, preset};
+use super::{Config, adaptive, check, length, preset};
+use crate::error::TrainError;
 
 /// Far more than a configuration needs.
 const MAX_BYTES: u64 = 1 << 20;
@@ -35,16 +36,16 @@ impl Config {
     /// Loads a configuration with everything it inherits, merges `overrides` over it (`optim.lr=3e-4`; later ones take
     /// precedence), and applies `parallel.adaptive`. Keys are checked one by one; [`Config::validate`] checks that they
     /// fit together.
-    pub fn load(source: Source, overrides: &[String]) -> Result<Self, ConfigError> {
+    pub fn load(source: Source, overrides: &[String]) -> Result<Self, TrainError> {
         let layer = read(source, "", &mut Vec::new())?;
         let set = parse_overrides(overrides)?;
         let resolved = inherit(layer, set, "--set")?;
         let origin = source.to_string();
         if check::model_type(&resolved).is_none() {
-            return Err(ConfigError::NoModel { origin });
+            return Err(TrainError::NoModel { origin });
         }
         let mut config: Self = yaml_serde::from_value(Value::Mapping(resolved.clone()))
-            .map_err(|error| ConfigError::Invalid(format!("{origin}: {error}")))?;
+            .map_err(|error| TrainError::Config(format!("{origin}: {error}")))?;
         config.adapt(&resolved)?;
         Ok(config)
     }
@@ -66,11 +67,11 @@ fn text_of(path: &Path) -> io::Result<String> {
 }
 
 /// Merges the layer of `source` over its bases. `role` says which file names it, `chain` which files led here.
-fn read(source: Source, role: &str, chain: &mut Vec<String>) -> Result<Mapping, ConfigError> {
+fn read(source: Source, role: &str, chain: &mut Vec<String>) -> Result<Mapping, TrainError> {
     let (name, text) = match source {
         Source::Preset(name) => (source.to_string(), preset(name)?.yaml.to_string()),
         Source::File(path) => {
-            let error = |error| ConfigError::Read { file: path.into(), role: role.into(), error };
+            let error = |error| TrainError::ConfigFile { file: path.into(), role: role.into(), error };
             // Canonical paths, so that two spellings of one path count as the same file.
             let name = path.canonicalize().unwrap_or_else(|_| path.into()).display().to_string(); // a pipe has none
             // A file given by the user may be a shell pipe, but a base must be a regular file, so that loading never
@@ -84,18 +85,18 @@ fn read(source: Source, role: &str, chain: &mut Vec<String>) -> Result<Mapping, 
     let known = chain.iter().position(|earlier| *earlier == name);
     chain.push(name);
     if let Some(first) = known {
-        return Err(ConfigError::Cycle { chain: chain.split_off(first) });
+        return Err(TrainError::ConfigCycle { chain: chain.split_off(first) });
     }
     let origin = source.to_string();
     let mut layer = match yaml_serde::from_str(&text) {
         Ok(Value::Mapping(layer)) => layer,
         Ok(Value::Null) => Mapping::new(),
         Ok(_) => {
-            return Err(ConfigError::Invalid(format!(
+            return Err(TrainError::Config(format!(
                 "{origin} has no sections: give for example `optim: {{lr: 3e-4}}`"
             )));
         }
-        Err(error) => return Err(ConfigError::Syntax { origin, error }),
+        Err(error) => return Err(TrainError::ConfigSyntax { origin, error }),
     };
     let base = match layer.remove("base") {
         None => Mapping::new(),
@@ -109,7 +110,7 @@ fn read(source: Source, role: &str, chain: &mut Vec<String>) -> Result<Mapping, 
         }
         Some(other) => {
             let expected = "a file's path or `preset:NAME`".into();
-            return Err(ConfigError::WrongValue { key: "base".into(), given: check::shown(&other), origin, expected });
+            return Err(TrainError::WrongValue { key: "base".into(), given: check::shown(&other), origin, expected });
         }
     };
     let mut resolved = inherit(base, layer, &origin)?;
@@ -121,7 +122,7 @@ fn read(source: Source, role: &str, chain: &mut Vec<String>) -> Result<Mapping, 
 
 /// Checks `layer` and merges it over `base`. A different `model.type` drops the base's model, whose keys it does not
 /// have, and the experts.
-fn inherit(mut base: Mapping, mut layer: Mapping, origin: &str) -> Result<Mapping, ConfigError> {
+fn inherit(mut base: Mapping, mut layer: Mapping, origin: &str) -> Result<Mapping, TrainError> {
     check::check(&mut layer, check::model_type(&base), origin)?;
     let (inherited, own) = (check::model_type(&base), check::model_type(&layer));
     if inherited.is_some() && own.is_some() && inherited != own {
@@ -155,17 +156,17 @@ pub(crate) fn is_overridden(overrides: &[String], key: &str) -> bool {
 }
 
 /// Parses the overrides into one layer.
-fn parse_overrides(overrides: &[String]) -> Result<Mapping, ConfigError> {
+fn parse_overrides(overrides: &[String]) -> Result<Mapping, TrainError> {
     let mut layer = Mapping::new();
     for given in overrides {
-        let malformed = || ConfigError::Override { given: given.clone() };
+        let malformed = || TrainError::Override { given: given.clone() };
         let (key, value) = given.split_once('=').ok_or_else(malformed)?;
         let path: Vec<&str> = key.trim().split('.').collect();
         if path.contains(&"") {
             return Err(malformed());
         }
         let value = yaml_serde::from_str(value)
-            .map_err(|error| ConfigError::Syntax { origin: format!("--set {given}"), error })?;
+            .map_err(|error| TrainError::ConfigSyntax { origin: format!("--set {given}"), error })?;
         check::insert(&mut layer, &path, value);
     }
     Ok(layer)

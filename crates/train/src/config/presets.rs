@@ -1,6 +1,7 @@
 //! The configurations built into Kiln, and those that a program adds with its own model.
 
-use super::{ConfigError, check};
+use super::check;
+use crate::error::TrainError;
 use crate::program;
 use model::{Architecture, ModelConfig};
 use std::sync::{PoisonError, RwLock};
@@ -69,7 +70,7 @@ pub(crate) fn add_family<C: Architecture>() {
 }
 
 /// Finds a preset by name.
-pub fn preset(name: &str) -> Result<Preset, ConfigError> {
+pub fn preset(name: &str) -> Result<Preset, TrainError> {
     let presets = presets();
     presets.iter().find(|preset| preset.name == name).copied().ok_or_else(|| {
         let names = || presets.iter().map(|preset| preset.name);
@@ -78,7 +79,7 @@ pub fn preset(name: &str) -> Result<Preset, ConfigError> {
         let names = names().collect::<Vec<_>>().join(", ");
         let import = "To train a model of Hugging Face, import it";
         let hint = format!("{near}Presets: {names}. {import}: {} import --hf FOLDER --out RUN", program::name());
-        ConfigError::UnknownPreset { name: name.into(), hint }
+        TrainError::UnknownPreset { name: name.into(), hint }
     })
 }
 

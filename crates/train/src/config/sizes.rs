@@ -1,7 +1,8 @@
 //! Checks of products of sizes, computed in floats, which do not overflow.
 
 use super::validate::require;
-use super::{CheckpointConfig, Config, ConfigError};
+use super::{CheckpointConfig, Config};
+use crate::error::TrainError;
 use model::Size;
 
 /// Upper limit of a model's parameters, a tensor's numbers and a run's tokens. No machine has memory for more, and
@@ -19,7 +20,7 @@ impl Config {
     }
 
     /// Rejects sizes whose product is too large, naming the largest.
-    pub(super) fn validate_sizes(&self) -> Result<(), ConfigError> {
+    pub(super) fn validate_sizes(&self) -> Result<(), TrainError> {
         let family = self.family();
         let (shape, parameters) = (family.sizes(), family.parameter_count());
         require(parameters <= MOST, || {

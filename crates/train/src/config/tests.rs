@@ -14,15 +14,16 @@ use proptest::prelude::{ProptestConfig, Strategy as Generator, prop, prop_assert
 use tempfile::TempDir;
 
 use super::*;
+use crate::error::TrainError;
 
-fn preset_with(name: &str, overrides: &[&str]) -> Result<Config, ConfigError> {
+fn preset_with(name: &str, overrides: &[&str]) -> Result<Config, TrainError> {
     let overrides: Vec<String> = overrides.iter().map(|given| given.to_string()).collect();
     let config = Config::load(Source::Preset(name), &overrides)?;
     config.validate().map(|()| config)
 }
 
 /// Loads the first of these files, after writing all of them into one folder.
-fn files(files: &[(&str, &str)]) -> Result<Config, ConfigError> {
+fn files(files: &[(&str, &str)]) -> Result<Config, TrainError> {
     let folder = TempDir::new().unwrap();
     for (name, yaml) in files {
         fs::write(folder.path().join(name), yaml).unwrap();
@@ -32,7 +33,7 @@ fn files(files: &[(&str, &str)]) -> Result<Config, ConfigError> {
 
 /// Asserts that the result is an error whose message contains all of `parts`.
 #[track_caller]
-fn refuses(result: Result<Config, ConfigError>, parts: &[&str]) {
+fn refuses(result: Result<Config, TrainError>, parts: &[&str]) {
     let message = result.expect_err("must be refused").to_string();
     for part in parts {
         assert!(message.contains(part), "no `{part}` in: {message}");
@@ -95,7 +96,7 @@ fn a_file_inherits_key_by_key_from_files_and_presets() {
 #[test]
 fn a_circle_of_bases_is_shown() {
     let result = files(&[("a.yaml", "base: b.yaml"), ("b.yaml", "base: c.yaml"), ("c.yaml", "base: ./b.yaml")]);
-    let Err(ConfigError::Cycle { chain }) = result else { panic!("{result:?}") };
+    let Err(TrainError::ConfigCycle { chain }) = result else { panic!("{result:?}") };
     let names: Vec<_> = chain.iter().map(|file| Path::new(file).file_name().unwrap()).collect();
     assert_eq!(names, ["b.yaml", "c.yaml", "b.yaml"]);
 }

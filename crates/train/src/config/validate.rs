@@ -5,8 +5,9 @@ mod nearest;
 #[cfg(test)]
 mod tests;
 
-use super::{Config, ConfigError, LrSchedule, preset};
+use super::{Config, LrSchedule, preset};
 use crate::config::learning_rate::learning_rate;
+use crate::error::TrainError;
 use crate::format::count;
 use crate::host::device;
 use cpu::simd;
@@ -21,12 +22,12 @@ const MAX_SAMPLE: usize = 1_000_000;
 
 impl Config {
     /// Rejects configurations that cannot be trained: values out of range, and values that do not fit each other.
-    pub fn validate(&self) -> Result<(), ConfigError> {
+    pub fn validate(&self) -> Result<(), TrainError> {
         self.validate_keys().map_err(|error| self.name_adaptive(error))?;
         self.validate_buckets()
     }
 
-    pub(super) fn validate_keys(&self) -> Result<(), ConfigError> {
+    pub(super) fn validate_keys(&self) -> Result<(), TrainError> {
         self.preset.as_deref().map(preset).transpose()?;
         self.validate_model()?;
         self.validate_optim()?;
@@ -99,7 +100,7 @@ impl Config {
         warmup.into_iter().chain(bubble).chain(without).chain(widened).collect()
     }
 
-    fn validate_comm(&self) -> Result<(), ConfigError> {
+    fn validate_comm(&self) -> Result<(), TrainError> {
         let comm = &self.comm;
         let keys = [
             ("comm.timeout_seconds", comm.timeout_seconds),
@@ -119,15 +120,15 @@ impl Config {
         })
     }
 
-    fn validate_model(&self) -> Result<(), ConfigError> {
-        self.model.validate(self.moe.as_ref()).map_err(|error| ConfigError::Invalid(error.to_string()))?;
+    fn validate_model(&self) -> Result<(), TrainError> {
+        self.model.validate(self.moe.as_ref()).map_err(|error| TrainError::Config(error.to_string()))?;
         require(!self.data.document_mask || self.family().document_masking(), || {
             let kind = self.model.type_name();
             format!("data.document_mask is true, and a model of type {kind} attends across documents: give false")
         })
     }
 
-    fn validate_batches(&self) -> Result<(), ConfigError> {
+    fn validate_batches(&self) -> Result<(), TrainError> {
         let train = &self.train;
         require(train.epochs.is_none_or(|epochs| epochs > 0.0 && epochs.is_finite()), || {
             let epochs = train.epochs.unwrap_or_default();
@@ -182,7 +183,7 @@ impl Config {
     }
 
     /// Rejects a batch that the layout cannot divide.
-    fn validate_shares(&self) -> Result<(), ConfigError> {
+    fn validate_shares(&self) -> Result<(), TrainError> {
         let (batch, gpus) = (self.train.global_batch_size, self.parallel.data_parallel_size());
         let alone = self.parallel.tp.saturating_mul(self.parallel.cp) == 1;
         let who = if alone { "ranks" } else { "groups of ranks" };
@@ -196,7 +197,7 @@ impl Config {
     }
 
     /// Rejects a number of micro-batches that the pipeline's schedule does not support.
-    fn validate_micro_batches(&self) -> Result<(), ConfigError> {
+    fn validate_micro_batches(&self) -> Result<(), TrainError> {
         let parallel = &self.parallel;
         if parallel.pp == 1 {
             return Ok(());
@@ -204,10 +205,10 @@ impl Config {
         let micro_batches = self.micro_batches();
         Pipeline::new(parallel.schedule, parallel.pp, parallel.virtual_stages(), micro_batches)
             .map(drop)
-            .map_err(|error| ConfigError::Invalid(format!("parallel: {error}")))
+            .map_err(|error| TrainError::Config(format!("parallel: {error}")))
     }
 
-    fn validate_optim(&self) -> Result<(), ConfigError> {
+    fn validate_optim(&self) -> Result<(), TrainError> {
         let optim = &self.optim;
         let (lr, unit) = (optim.lr, 0.0..1.0);
         // The computation uses their fp32 values.
@@ -238,7 +239,7 @@ impl Config {
         Ok(())
     }
 
-    fn validate_schedule(&self) -> Result<(), ConfigError> {
+    fn validate_schedule(&self) -> Result<(), TrainError> {
         let (optim, steps) = (&self.optim, self.train.steps);
         if optim.schedule != LrSchedule::Wsd {
             return require(optim.decay_steps.is_none(), || {
@@ -264,6 +265,6 @@ impl Config {
 /// A week in seconds.
 const A_WEEK: u64 = 7 * 24 * 60 * 60;
 
-pub(super) fn require(fits: bool, message: impl FnOnce() -> String) -> Result<(), ConfigError> {
-    if fits { Ok(()) } else { Err(ConfigError::Invalid(message())) }
+pub(super) fn require(fits: bool, message: impl FnOnce() -> String) -> Result<(), TrainError> {
+    if fits { Ok(()) } else { Err(TrainError::Config(message())) }
 }

@@ -1,7 +1,7 @@
 //! The folder of a run.
 
 use crate::atomic_write::{open_own, read_regular, write_whole};
-use crate::config::{Config, ConfigError, Source};
+use crate::config::{Config, Source};
 use crate::error::TrainError;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use checkpoint::{CheckpointError, Folder};
@@ -234,11 +234,11 @@ fn lock_with(folder: &Path, try_lock: impl Fn(&File) -> Result<(), TryLockError>
 }
 
 /// The configuration in a run's folder or in a checkpoint.
-pub(crate) fn config_in(folder: &Path) -> Result<Config, ConfigError> {
+pub(crate) fn config_in(folder: &Path) -> Result<Config, TrainError> {
     let path = folder.join(CONFIG);
     if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
         let error = io::Error::other("it is no regular file; remove it");
-        return Err(ConfigError::Read { file: path, role: String::new(), error });
+        return Err(TrainError::ConfigFile { file: path, role: String::new(), error });
     }
     Config::load(Source::File(&path), &[])
 }

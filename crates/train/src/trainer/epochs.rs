@@ -1,6 +1,7 @@
 //! The number of steps of a run whose length is given in epochs.
 
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
+use crate::error::TrainError;
 use checkpoint::Index;
 use data::{Buckets, Dataset};
 
@@ -14,7 +15,7 @@ pub(crate) fn set_steps(
     dataset: &Dataset,
     buckets: Option<&Buckets>,
     resumed: Option<&Index>,
-) -> Result<(), ConfigError> {
+) -> Result<(), TrainError> {
     let Some(epochs) = config.train.epochs.take() else { return Ok(()) };
     let (done, trained) = resumed.map_or((0, 0), |index| (index.step, index.tokens));
     let train = &config.train;

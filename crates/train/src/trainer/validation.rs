@@ -1,6 +1,6 @@
 //! The validation sets of a run.
 
-use crate::config::{ConfigError, DataConfig};
+use crate::config::DataConfig;
 use crate::error::TrainError;
 use crate::format::count;
 use data::{Dataset, OpenOptions, Prepared};
@@ -32,7 +32,7 @@ pub(crate) fn open(
         let dataset = prepared.open_validation(source, options)?;
         if dataset.val_windows(seq_len) == 0 {
             let tokens = count(dataset.val_tokens() as usize, "token");
-            return Err(ConfigError::Invalid(format!(
+            return Err(TrainError::Config(format!(
                 "data.validation: {source} has {tokens} to validate on and needs at least seq_len + 1 = {}: give a longer text, or \
                  lower train.seq_len",
                 seq_len + 1

@@ -1,7 +1,8 @@
 //! Checks that the sizes of a layout are compatible with each other and with the model.
 
 use super::{MAX_RANKS, require};
-use crate::config::{Config, ConfigError, ParallelConfig};
+use crate::config::{Config, ParallelConfig};
+use crate::error::TrainError;
 use crate::format::count;
 use crate::host::device;
 use fsdp::Strategy;
@@ -9,14 +10,14 @@ use fsdp::Strategy;
 impl Config {
     /// Rejects an invalid layout and says what would fit. The messages of [`Self::validate_layout`] name no number of
     /// ranks and no flag, so the only layouts that Kiln recommends are those that pass all checks.
-    pub(crate) fn validate_parallel(&self) -> Result<(), ConfigError> {
+    pub(crate) fn validate_parallel(&self) -> Result<(), TrainError> {
         self.validate_layout().map_err(|error| match error {
-            ConfigError::Invalid(why) => ConfigError::Invalid(why + &self.what_fits()),
+            TrainError::Config(why) => TrainError::Config(why + &self.what_fits()),
             error => error,
         })
     }
 
-    pub(super) fn validate_layout(&self) -> Result<(), ConfigError> {
+    pub(super) fn validate_layout(&self) -> Result<(), TrainError> {
         let parallel = &self.parallel;
         require(parallel.gpus > 0, || "parallel.gpus is 0: give at least 1".into())?;
         require(parallel.gpus <= MAX_RANKS, || {
@@ -24,7 +25,7 @@ impl Config {
         })?;
         self.validate_pipeline()?;
         let fsdp = self.fsdp_of_chunks(vec![]);
-        let refuse = |error| ConfigError::Invalid(format!("parallel: {error}"));
+        let refuse = |error| TrainError::Config(format!("parallel: {error}"));
         fsdp.validate_replicas(parallel.gpus / parallel.pp).map_err(refuse)?;
         self.validate_product()?;
         self.validate_experts()?;
@@ -38,7 +39,7 @@ impl Config {
         })
     }
 
-    fn validate_pipeline(&self) -> Result<(), ConfigError> {
+    fn validate_pipeline(&self) -> Result<(), TrainError> {
         let (parallel, blocks) = (&self.parallel, self.model.blocks());
         let (gpus, pp, virtual_stages) = (parallel.gpus, parallel.pp, parallel.virtual_stages());
         require(pp > 0, || "parallel.pp is 0: give at least 1, which is no pipeline".into())?;
@@ -66,7 +67,7 @@ impl Config {
     }
 
     /// If `dp_shard` is given, the sizes must multiply to the number of ranks.
-    fn validate_product(&self) -> Result<(), ConfigError> {
+    fn validate_product(&self) -> Result<(), TrainError> {
         let ParallelConfig { gpus, pp, tp, cp, strategy, dp_shard, .. } = self.parallel;
         let Some(dp_shard) = dp_shard else { return Ok(()) };
         let replicas = match strategy {
@@ -90,7 +91,7 @@ impl Config {
         })
     }
 
-    fn validate_experts(&self) -> Result<(), ConfigError> {
+    fn validate_experts(&self) -> Result<(), TrainError> {
         let (ep, family) = (self.parallel.ep, self.family());
         let layers = family.expert_layers();
         require(ep > 0, || "parallel.ep is 0: give at least 1, which is all experts on every rank".into())?;
@@ -98,7 +99,7 @@ impl Config {
             return Ok(());
         }
         let (_, experts) =
-            layers.map_err(|why| ConfigError::Invalid(format!("parallel.ep is {ep}, but {why}: leave it out")))?;
+            layers.map_err(|why| TrainError::Config(format!("parallel.ep is {ep}, but {why}: leave it out")))?;
         let fsdp = self.fsdp_of_chunks(vec![]);
         let ranks = fsdp.ranks_for_experts(self.parallel.gpus);
         let divides = experts.is_multiple_of(ep) && ranks.is_multiple_of(ep);
@@ -112,7 +113,7 @@ impl Config {
     }
 
     /// Each rank needs at least one token of the vocabulary. A vocabulary of 0 is not known yet.
-    fn validate_vocabulary(&self) -> Result<(), ConfigError> {
+    fn validate_vocabulary(&self) -> Result<(), TrainError> {
         let (vocab, tp) = (self.model.vocab_size(), self.parallel.tp);
         require(vocab == 0 || vocab >= tp, || {
             format!("parallel.tp is {tp}, more than the vocabulary's {} (model.vocab_size)", count(vocab, "token"))
@@ -120,7 +121,7 @@ impl Config {
     }
 
     /// Heads, columns and ranks must divide evenly.
-    fn validate_sequence_ranks(&self) -> Result<(), ConfigError> {
+    fn validate_sequence_ranks(&self) -> Result<(), TrainError> {
         let ParallelConfig { gpus, tp, cp, strategy, .. } = self.parallel;
         require(tp > 0, || "parallel.tp is 0: give at least 1, which is all heads and columns on every rank".into())?;
         require(cp > 0, || "parallel.cp is 0: give at least 1, which is whole sequences on every rank".into())?;
@@ -146,12 +147,12 @@ impl Config {
     }
 
     /// Each rank has the same number of heads and columns.
-    fn validate_heads(&self) -> Result<(), ConfigError> {
+    fn validate_heads(&self) -> Result<(), TrainError> {
         let tp = self.parallel.tp;
         let sizes = self.family().tensor_parallel_sizes();
         let odd = sizes.iter().find(|(_, size)| !size.is_multiple_of(tp));
         odd.map_or(Ok(()), |(what, size)| {
-            Err(ConfigError::Invalid(format!("parallel.tp is {tp}, which does not divide {what}, {size}")))
+            Err(TrainError::Config(format!("parallel.tp is {tp}, which does not divide {what}, {size}")))
         })
     }
 }

@@ -1,5 +1,5 @@
-//! CubeCL's setup: one stream per device, and where it stores the fastest variant of each kernel, because autotuning
-//! takes minutes.
+//! CubeCL's setup: one stream per device, and where it stores compiled kernels and the fastest variant of each, because
+//! autotuning takes minutes.
 
 use cubecl::config::cache::CacheConfig;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
@@ -8,8 +8,9 @@ use std::fs::{File, create_dir_all};
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// Stores autotuning results in the user's cache folder, and puts all threads' work on a device into one stream. Must
-/// be called before the first use of a device.
+/// Stores autotuning results and compiled kernels in the user's cache folder, and puts all threads' work on a device
+/// into one stream. Must be called before the first use of a device. CubeCL takes only those kernels from the cache that
+/// the same build of the program has compiled.
 ///
 /// With one stream per thread, a thread may write a tensor in place while another thread's earlier kernel still reads
 /// it: CubeCL 0.11.3 orders a kernel after the allocation of its inputs, but not after other streams' kernels that have
@@ -31,6 +32,7 @@ pub fn choose() {
         Some(lock)
     });
     config.streaming.max_streams = 1;
+    config.compilation.cache = true;
     CubeClRuntimeConfig::try_set(config);
 }
 
