@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds and runs programs outside of this workspace that use Kiln's crates as libraries, with their default features
-# (together: those of `train`): tests/library/main.rs and the examples of the crates. Each asserts what it shows.
+# (together: those of `train`): tests/library/main.rs and the examples of the crates. Most assert what they show.
 #
 #   bash scripts/check-library.sh
 #
@@ -16,7 +16,7 @@ mkdir -p "$crate/src/bin"
 cp Cargo.lock "$crate/"
 cp tests/library/main.rs "$crate/src/bin/library.rs"
 programs=(mlp vision_transformer lora resume own_loop expert_layer drop_in batches reshard collectives draw)
-for name in "${programs[@]}"; do
+for name in "${programs[@]}" prepare report; do
     cp crates/*/examples/"$name.rs" "$crate/src/bin/"
 done
 cp -r crates/train/examples/own_model "$crate/src/bin/"
@@ -39,7 +39,7 @@ burn = { version = "=$(sed -n 's/^burn = { version = "=\([^"]*\)".*/\1/p' Cargo.
 END
     # With `train`, all features are those of `cargo build --package train`, and Burn is not compiled again.
     grep -E '^(schemars|serde|tempfile) = ' Cargo.toml
-    for name in checkpoint comm data fsdp fused model moe schedule train; do
+    for name in checkpoint comm data fsdp fused model moe report schedule train; do
         [[ $name == train ]] && package=train || package=kiln-$name
         echo "$name = { package = \"$package\", path = \"$root/crates/$name\" }"
     done
@@ -64,6 +64,12 @@ quietly "$own_model" --model tiny --steps 10 --data shakespeare --out four --gpu
 quietly "$own_model" --resume four --steps 20 --gpus 2
 quietly "$own_model" generate four --tokens 5 --prompt "To be"
 quietly "$own_model" --model tiny --steps 20 --data shakespeare --out same --gpus 1 --set optim.schedule=constant
+
+# The programs that need arguments: a text becomes tokens, and the runs become a page.
+printf 'To be, or not to be.\n%.0s' {1..100} >text.txt
+"$CARGO_TARGET_DIR/debug/prepare" text.txt byte tokens
+"$CARGO_TARGET_DIR/debug/report" page.html same four
+[[ -s tokens/meta.json && -s page.html ]]
 python3 - <<'END'
 import json
 

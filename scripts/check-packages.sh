@@ -8,8 +8,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-cargo package --locked --quiet --no-verify --workspace --exclude benches --exclude test-kit --exclude ptx --exclude cuda-driver
 target=${CARGO_TARGET_DIR:-$PWD/target}
+rm -f "$target"/package/*.crate # of crates that have another name by now
+cargo package --locked --quiet --no-verify --workspace --exclude benches --exclude test-kit --exclude ptx --exclude cuda-driver
 version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 unpacked=$(mktemp -d)
 trap 'rm -rf "$unpacked"' EXIT

@@ -13,7 +13,7 @@ shift || true
 built=${CARGO_TARGET_DIR:-$PWD/target}/fuzz
 export RUSTC_BOOTSTRAP=1 CARGO_INCREMENTAL=0
 if ! cargo fuzz --version >/dev/null 2>&1; then
-    CARGO_TARGET_DIR=$built/cargo-fuzz cargo install --quiet --locked --version 0.13.2 cargo-fuzz
+    CARGO_TARGET_DIR=$built/cargo-fuzz cargo install --quiet --locked --debug --version 0.13.2 cargo-fuzz
 fi
 targets=("$@")
 ((${#targets[@]})) || mapfile -t targets < <(cargo fuzz list)

@@ -4,6 +4,7 @@
 #![allow(deprecated)]
 
 use burn::module::{Module, Param};
+use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use moe::kernels::grouped_gemm::{grouped_gemm, rows_gradient, weight_gradient};
 use moe::{MoeConfig, MoeLayer, MoeOutput, NoiseKey, Overflow, ScoreFunc};
@@ -95,6 +96,16 @@ fn run(layer: MoeLayer, x: &Tensor<3>, device: &Device) -> (Vec<Vec<i64>>, Vec<V
         values.push(floats(bias.val()));
     }
     (counts, values)
+}
+
+#[test]
+fn attention_without_kernels_is_computed_by_burn() {
+    let options = || AttentionModuleOptions { is_causal: true, ..Default::default() };
+    let device = Device::ndarray();
+    let [q, k, v] = [(); 3].map(|()| Tensor::<4>::random([2, 4, 5, 8], Distribution::Default, &device));
+    let found = fused::attention(q.clone(), k.clone(), v.clone(), None, None, options());
+    let expected = burn::tensor::module::attention(q, k, v, None, None, options());
+    assert_eq!(floats(found), floats(expected));
 }
 
 #[test]

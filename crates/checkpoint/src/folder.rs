@@ -27,7 +27,10 @@ impl Folder {
         &self.0
     }
 
-    /// Step and folder of each checkpoint, oldest first.
+    /// Step and folder of each checkpoint, oldest first. A run without the folder has none.
+    ///
+    /// # Errors
+    /// If the folder cannot be read.
     pub fn list(&self) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
         let mut found = self.entries("step-", "")?;
         found.sort();
@@ -35,6 +38,9 @@ impl Folder {
     }
 
     /// The newest checkpoint.
+    ///
+    /// # Errors
+    /// See [`list`](Self::list).
     pub fn latest(&self) -> Result<Option<PathBuf>, CheckpointError> {
         Ok(self.list()?.pop().map(|(_, path)| path))
     }
@@ -87,6 +93,9 @@ impl Folder {
     }
 
     /// [`mend`](Self::mend)s, and removes what a killed process left half-written or half-removed.
+    ///
+    /// # Errors
+    /// If a file cannot be read, written or removed.
     pub fn clean(&self, may_be: &MayBe<'_>) -> Result<Vec<PathBuf>, CheckpointError> {
         let adopted = self.mend(may_be)?;
         let mut removed = false;
@@ -169,6 +178,9 @@ impl Folder {
 
     /// Removes an unfinished checkpoint. It is renamed first, so no later process mistakes a part of it for a complete
     /// checkpoint.
+    ///
+    /// # Errors
+    /// If it cannot be renamed or removed.
     pub fn discard(&self, step: u64) -> Result<(), CheckpointError> {
         let removed = self.0.join(format!(".step-{step}.removed"));
         rename(&self.partial(step), &removed)?;

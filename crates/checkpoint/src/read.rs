@@ -5,6 +5,7 @@ use crate::files::{Files, Recent, expect_small};
 use crate::table::{NONE, Row, Section, Segment, not_whole};
 use crate::{CheckpointError, Index, Kind, Parameter, Region};
 use std::collections::HashMap;
+use std::fmt;
 use std::num::NonZero;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -20,9 +21,18 @@ pub struct Checkpoint {
     files: Files,
 }
 
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_struct("Checkpoint").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
 impl Checkpoint {
     /// Opens a folder `step-N`. This checks the index. The other files are checked when they are read, or by
     /// [`verify`](Self::verify).
+    ///
+    /// # Errors
+    /// If the folder is no checkpoint, or if its index or the size of a file is not what was written.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let index_path = path.join("index.json");
         let index = Index::read(&index_path)?;
@@ -42,11 +52,17 @@ impl Checkpoint {
 
     /// Reads every byte of this rank's share of the files and compares digests. All `world_size` ranks together read
     /// each byte once, and their shares differ by at most one block of 2 MiB, however many files there are.
+    ///
+    /// # Errors
+    /// If a file cannot be read or has changed since it was written.
     pub fn verify(&self, rank: usize, world_size: usize) -> Result<(), CheckpointError> {
         self.files.verify(rank, world_size)
     }
 
     /// [`verify`](Self::verify)s all files on all cores.
+    ///
+    /// # Errors
+    /// See [`verify`](Self::verify).
     pub fn verify_all(&self) -> Result<(), CheckpointError> {
         let threads = thread::available_parallelism().map_or(1, NonZero::get);
         thread::scope(|scope| {

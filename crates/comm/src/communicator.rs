@@ -5,7 +5,7 @@ use crate::meter::{Cost, Meter};
 use crate::{Collective, CommError, Engine, Kind, Payload, Reduce, Signature, Summands, TrafficTable};
 use burn::tensor::{Device, Float, Int, Tensor, TensorData};
 use std::collections::BTreeMap;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread;
@@ -39,6 +39,12 @@ pub struct Communicator {
     /// The mesh axes of the group; for the meter.
     axes: Arc<str>,
     meter: Meter,
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "rank {} of {} ({})", self.rank(), self.world_size(), self.axes)
+    }
 }
 
 impl Communicator {

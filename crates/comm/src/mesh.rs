@@ -133,6 +133,7 @@ impl fmt::Display for MeshShape {
 }
 
 /// The ranks of the world along the axes of a [`MeshShape`].
+#[derive(Debug)]
 pub struct Mesh {
     shape: MeshShape,
     world: Communicator,

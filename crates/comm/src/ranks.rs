@@ -15,6 +15,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// The failure that ended a group of ranks: the first one, not its consequences on the others.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum RankFailure<E: Error + 'static> {
     /// A rank returned an error.
     #[error("rank {rank}: {source}")]

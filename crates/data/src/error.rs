@@ -37,7 +37,7 @@ pub enum DataError {
     NotRegular { path: PathBuf },
 
     #[error(
-        "data {} is the folder of a run, not data: give the text or the tokens that it trained on (data.source of its config.yaml)",
+        "data {} is the folder of a run, not data: give the text or the tokens that it trained on, which its config.yaml names",
         path.display()
     )]
     Run { path: PathBuf },

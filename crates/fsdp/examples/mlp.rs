@@ -53,6 +53,7 @@ fn main() {
         let mine = xs.clone().slice(rank * 8..(rank + 1) * 8);
         let steps = (0..100).map(|_| Ok(fsdp.train_step(std::slice::from_ref(&mine), 3e-3)?.loss));
         let losses = steps.collect::<Result<Vec<f64>, FsdpError>>()?;
+        assert!(losses[99] < 0.1 * losses[0], "{losses:?}");
         Ok::<_, FsdpError>(format!("loss {:.4} -> {:.4}\n{}", losses[0], losses[99], fsdp.memory()))
     });
     println!("{}", lines.expect("no rank fails")[0]);

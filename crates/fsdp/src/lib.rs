@@ -68,8 +68,9 @@
 //! Parameters at rest are fp32. If computation is in 16 bits, parameters that are whole on a rank also have a resident
 //! 16-bit copy (not with `cpu_offload`), which the optimizer updates in each step.
 //!
-//! Losses are means over all labels of the global batch, for any strategy, number of ranks and distribution of the
-//! labels.
+//! The loss of a step is the mean of its micro-batches' losses over all ranks, for any strategy and number of ranks.
+//! Micro-batches count alike in [`Fsdp::train_step`], and by their weights in [`Fsdp::train_step_with`]: give their
+//! numbers of labels for the mean over all labels.
 //!
 //! Adapters on a sharded, frozen base, `cargo run --example lora`:
 //!

@@ -121,6 +121,29 @@ fn buffers_and_frozen_modules_are_refused_by_name() {
     assert!(message.contains("every parameter is frozen"), "{message}");
 }
 
+#[test]
+#[should_panic(expected = "parameter weight [16, 16] is not the model's layers.1.linear.weight")]
+fn a_part_that_is_not_at_its_path_is_refused() {
+    let mut calls = Calls::<Net, Batch>::new();
+    calls.first("input", |net: &Net| &net.input, |linear, x: &Batch| linear.forward(x.clone()));
+    for i in 0..2 {
+        let forward = |linear: &Linear, x: Tensor<3>, _: &Batch| linear.forward(x);
+        calls.then(format!("layers.{i}.linear"), |net: &Net| &net.layers[0].linear, forward);
+    }
+    calls.into_units(net(&Device::flex(), 0.0));
+}
+
+#[test]
+fn two_units_of_one_name_are_refused() {
+    let linear = LinearConfig::new(8, 8).init(&Device::flex());
+    let mut units = fsdp::Units::<Batch>::new();
+    let [first, last] = [(); 2].map(|()| units.add("layer", linear.clone()));
+    units.first(first, |linear: &Linear, x| linear.forward(x.clone()));
+    units.last(last, |linear: &Linear, x: Tensor<3>, _| linear.forward(x).mean());
+    let message = refused(units, FsdpConfig::default());
+    assert!(message.contains("two units are called layer"), "{message}");
+}
+
 fn refused(units: fsdp::Units<Batch>, config: FsdpConfig) -> String {
     let engine = LocalEngine::world(vec![Device::flex()], comm::TIMEOUT).remove(0);
     Fsdp::new(units, Communicator::new(Arc::new(engine)), config).err().expect("it is refused").to_string()

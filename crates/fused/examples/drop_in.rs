@@ -59,8 +59,7 @@ fn main() {
     device.seed(1);
     let mut model = Model::new(&device);
     let cross_entropy = LinearCrossEntropyConfig::new().with_pad_tokens(Some(vec![PAD])).init();
-    // Without weight decay for biases.
-    let (adamw, biases) = (FusedAdamW::default(), ParamGroup::from_predicate("bias"));
+    let (adamw, biases) = (FusedAdamW::default(), ParamGroup::from_predicate("bias")); // no weight decay for biases
     let new =
         || ModuleOptimizer::from(adamw).with_group(biases.clone(), FusedAdamW { weight_decay: 0.0, ..adamw }, None);
     let (mut optim, mut losses) = (new(), vec![]);

@@ -122,6 +122,8 @@ impl<C: Architecture> AnyArchitecture for C {
         );
         let (built, configured) = (model.blocks(), family.blocks());
         assert_eq!(built, configured, "{}: Decoder::blocks is {built}, and Family::blocks is {configured}", C::TYPE);
+        let (longest, (key, context)) = (model.max_positions(), family.context());
+        assert_eq!(longest, context, "{}: Decoder::max_positions is {longest}, and {key} is {context}", C::TYPE);
         let has: BTreeSet<_> = visited(&model).into_iter().collect();
         let listed: BTreeSet<_> = listed.iter().map(|of| (of.name.clone(), of.shape.clone())).collect();
         let differ: Vec<_> = has.symmetric_difference(&listed).collect();

@@ -116,9 +116,14 @@ impl Documents {
     /// begins in the row. Ranks of a `context` keep their part.
     ///
     /// # Panics
-    /// If `first_keys` does not consist of whole rows.
+    /// If `first_keys` does not consist of whole rows, or if a document begins before the row, after its position, or
+    /// before the document of the position before.
     pub fn new(first_keys: Vec<i32>, t: usize, context: &ContextParallel, device: &Device) -> Self {
         let b = first_keys.len() / t;
+        for row in first_keys.chunks(t) {
+            let fits = row.iter().enumerate().all(|(at, first)| (0..=at as i32).contains(first)) && row.is_sorted();
+            assert!(fits, "first keys of a row: {row:?}: give each position the start of its document in the row");
+        }
         let positions = first_keys.iter().enumerate().map(|(i, start)| (i % t) as i32 - start).collect();
         let own = |values: Vec<i32>| {
             context.own(Tensor::<2, Int>::from_data(TensorData::new(values, [b, t]), (device, DType::I32)), 1)

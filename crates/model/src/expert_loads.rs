@@ -44,12 +44,15 @@ impl ExpertLoads {
         Self { follows, step: Arc::default() }
     }
 
-    /// Starts a step. With `report`, all sums are recorded, otherwise only those the selection bias follows.
+    /// Starts a step, and forgets the sums of the step before. Call it before each step of your own loop: without it, the
+    /// micro-batches of later steps are taken for repetitions. With `report`, all sums are recorded, otherwise only those
+    /// the selection bias follows.
     pub fn begin(&self, report: bool) {
         *self.lock() = StepLoads { report, ..StepLoads::default() };
     }
 
-    /// Adds the statistics of `layer` for the micro-batch that begins at `first_row` of the step's global batch.
+    /// Adds the statistics of `layer` for the micro-batch that begins at `first_row` of the step's global batch. A second
+    /// call with the same `layer` and `first_row` adds nothing, because a forward may be recomputed.
     pub fn record(&self, layer: usize, first_row: u64, stats: &MoeStats) {
         let mut step = self.lock();
         if !(step.report || self.follows) || !step.counted.insert((layer, first_row)) {

@@ -106,10 +106,12 @@ pub trait LanguageModel {
 
 impl<M: Decoder> LanguageModel for M {
     fn losses(&self, batch: &Batch) -> Loss {
+        expect_short(self, &batch.inputs_bt);
         self.calls(&Training::default()).run(self, batch)
     }
 
     fn hidden_of(&self, tokens_bt: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
+        expect_short(self, &tokens_bt);
         // No call up to the last block reads the targets.
         let targets = Targets::all(tokens_bt.clone());
         let batch = Batch { micro: batch.clone(), ..Batch::new(tokens_bt, targets) };
@@ -134,4 +136,9 @@ impl<M: Decoder> LanguageModel for M {
     fn head(&self, x_btd: Tensor<3>) -> Tensor<3> {
         self.head_logits(x_btd)
     }
+}
+
+fn expect_short<M: Decoder>(model: &M, tokens_bt: &Tensor<2, Int>) {
+    let ([_, t], most) = (tokens_bt.dims(), model.max_positions());
+    assert!(t <= most, "{t} tokens are more than the context of {most}");
 }

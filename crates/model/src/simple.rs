@@ -3,9 +3,10 @@
 
 use crate::cache::{Chunk, LayerCache};
 use crate::layers::mlp::BlockOutput;
+use crate::limits::MAX_LAYERS;
 use crate::{
-    Architecture, Batch, Decoder, Family, MicroBatch, ModelError, ParameterSpec, Size, Training, VocabularyHead,
-    parameters_of,
+    Architecture, Batch, Decoder, Family, Initializer, MicroBatch, ModelError, ParameterSpec, Size, Training,
+    VocabularyHead, parameters_of,
 };
 use burn::module::Module;
 use burn::nn::Embedding;
@@ -53,7 +54,11 @@ pub struct Parts<'a, M: SimpleDecoder> {
 }
 
 /// Causal attention in a block, either of whole rows or of new tokens to a cache.
-pub struct Attention<'a>(Keys<'a>);
+pub struct Attention<'a> {
+    keys: Keys<'a>,
+    /// Whether the block has attended: a cache has one place for its keys and values.
+    is_done: bool,
+}
 
 enum Keys<'a> {
     /// Whole rows of `[b, t]` tokens.
@@ -62,12 +67,21 @@ enum Keys<'a> {
     Cached(&'a mut LayerCache, &'a Chunk, usize),
 }
 
-impl Attention<'_> {
+impl<'a> Attention<'a> {
+    fn to(keys: Keys<'a>) -> Self {
+        Self { keys, is_done: false }
+    }
+
     /// Attention of queries, `[b, heads, t, d]`, to the keys, `[b, kv_heads, t, d]`, and values, `[b, kv_heads, t, dv]`,
     /// of the same tokens and those before them. Scores are multiplied with `scale`. Returns `[b, t, heads, dv]`. See
-    /// [`causal_attention`]. Call it once in a block.
+    /// [`causal_attention`].
+    ///
+    /// # Panics
+    /// If a block calls it twice; see also [`causal_attention`].
     pub fn causal(&mut self, [q, k, v]: [Tensor<4>; 3], scale: f64) -> Tensor<4> {
-        match &mut self.0 {
+        assert!(!self.is_done, "a block calls Attention::causal once: give each attention a block of its own");
+        self.is_done = true;
+        match &mut self.keys {
             Keys::OfRows(micro, _) => causal_attention(q, k, v, scale, 0, micro.first_keys()),
             Keys::Cached(layer, chunk, _) => chunk.attention(q, layer.append([k, v], chunk), scale, None),
         }
@@ -75,7 +89,7 @@ impl Attention<'_> {
 
     /// The position of each token within its document, `[b, t]`, i32, for learned or rotary positions.
     pub fn positions(&self, device: &Device) -> Tensor<2, Int> {
-        let (rows, shape) = match &self.0 {
+        let (rows, shape) = match &self.keys {
             Keys::OfRows(MicroBatch { documents: Some(documents), .. }, _) => return documents.positions_bt.clone(),
             Keys::OfRows(_, [b, t]) => ((0..*t).collect::<Vec<_>>().repeat(*b), [*b, *t]),
             Keys::Cached(_, chunk, context) => (chunk.positions(*context), chunk.shape()),
@@ -92,7 +106,7 @@ impl<M: SimpleDecoder> Decoder for M {
         let blocks: fn(&M) -> &[M::Block] = |model| model.parts().blocks;
         training.add_blocks(&mut calls, (blocks, blocks(self).len()), |block, x_btd, micro, _| {
             let [b, t, _] = x_btd.dims();
-            let x_btd = M::forward(block, x_btd, &mut Attention(Keys::OfRows(micro, [b, t])));
+            let x_btd = M::forward(block, x_btd, &mut Attention::to(Keys::OfRows(micro, [b, t])));
             BlockOutput { x_btd, aux_loss: None, stats: None }
         });
         calls.last(
@@ -128,7 +142,7 @@ impl<M: SimpleDecoder> Decoder for M {
 
     fn block_cached(&self, block: usize, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
         let Parts { blocks, context, .. } = self.parts();
-        M::forward(&blocks[block], x_btd, &mut Attention(Keys::Cached(layer, chunk, context)))
+        M::forward(&blocks[block], x_btd, &mut Attention::to(Keys::Cached(layer, chunk, context)))
     }
 }
 
@@ -160,7 +174,7 @@ pub trait SimpleArchitecture:
     /// The model.
     type Model: SimpleDecoder;
 
-    /// The value of `model.type`.
+    /// The value of `model.type`: lower-case letters, digits, `-` and `_`.
     const TYPE: &'static str;
 
     /// A one-line description of this type of model.
@@ -169,8 +183,16 @@ pub trait SimpleArchitecture:
     /// The model's sizes.
     fn dimensions(&mut self) -> Dimensions<'_>;
 
-    /// Builds the model. The values of its parameters do not matter: they are set afterwards.
+    /// Builds the model. The values of its parameters do not matter: they are set afterwards, see
+    /// [`initializer`](Self::initializer).
     fn model(&self, device: &Device) -> Self::Model;
+
+    /// The initial values of a parameter, given by its path of fields, such as `blocks.0.gain`. `None` are GPT-2's
+    /// values: normal numbers with a standard deviation of 0.02 for tensors of two dimensions or more, zeros for vectors
+    /// called `bias` or `beta`, and ones for other vectors, which are the gains of norms.
+    fn initializer(&self, _path: &str) -> Option<Initializer> {
+        None
+    }
 
     /// Rejects shapes that no model can be built from; the message names key, value and remedy. A vocabulary of 0
     /// passes.
@@ -237,14 +259,25 @@ impl<C: SimpleArchitecture> Family for SimpleFamily<'_, C> {
     }
 
     fn validate(&self) -> Result<(), ModelError> {
-        self.config.validate()
+        let (context, tokens) = self.context;
+        match (self.blocks, self.width, tokens) {
+            (blocks, ..) if !(1..=MAX_LAYERS).contains(&blocks) => {
+                Err(format!("a model of type {} has {blocks} blocks: give 1 to {MAX_LAYERS}", C::TYPE).into())
+            }
+            (_, 0, _) => Err(format!("a model of type {} has a width of 0: give at least 1", C::TYPE).into()),
+            (.., 0) => Err(format!("{context} is 0: give at least 1").into()),
+            _ => self.config.validate(),
+        }
     }
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let parameters = parameters_of(&SimpleArchitecture::model(self.config, &Device::flex()));
+        let mut parameters = parameters_of(&SimpleArchitecture::model(self.config, &Device::flex()));
         let is_in_a_part = |name: &str| ["embed.", "blocks.", "head."].iter().any(|part| name.starts_with(part));
         if let Some(ParameterSpec { name, .. }) = parameters.iter().find(|of| !is_in_a_part(&of.name)) {
             panic!("{}: {name}: a SimpleDecoder has all parameters in its fields embed, blocks and head", C::TYPE);
+        }
+        for of in &mut parameters {
+            of.initializer = self.config.initializer(&of.name).unwrap_or(of.initializer);
         }
         parameters
     }
@@ -305,6 +338,16 @@ mod tests {
         let parts = [0..2, 2..3, 3..5].map(|part| model.logits_cached(all.clone().slice_dim(1, part), &mut cache));
         let far = (Tensor::cat(parts.to_vec(), 1) - expected).abs().max().into_scalar::<f32>();
         assert!(far < 1e-6, "logits differ by {far}");
+    }
+
+    #[test]
+    #[should_panic(expected = "a block calls Attention::causal once")]
+    fn a_block_attends_once() {
+        let micro = MicroBatch::default();
+        let mut attention = Attention::to(Keys::OfRows(&micro, [1, 2]));
+        let qkv = || [(); 3].map(|()| Tensor::ones([1, 1, 2, 4], &Device::flex()));
+        attention.causal(qkv(), 1.0);
+        attention.causal(qkv(), 1.0);
     }
 
     #[test]

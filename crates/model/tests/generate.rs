@@ -331,6 +331,12 @@ fn more_tokens_than_the_context_are_refused() {
     model.logits_cached(tensor(&tokens(1, 1), 1), &mut cache);
 }
 
+#[test]
+#[should_panic(expected = "9 tokens are more than the context of 8")]
+fn logits_beyond_the_context_are_refused() {
+    gpt2(1, 8, 8).logits(tensor(&tokens(1, 9), 1));
+}
+
 /// `cargo test --workspace --test generate -- --ignored --nocapture`
 #[test]
 #[ignore = "a measurement"]

@@ -69,17 +69,17 @@ pub struct MoeConfig {
     /// Factor on the weights of the chosen experts.
     pub routed_scaling_factor: f64,
     /// In training, an expert takes at most `ceil(capacity_factor * tokens * top_k / num_experts)` assignments of one
-    /// sequence, the first ones in order; null for a dropless layer. Evaluation and generation are always dropless, so
+    /// sequence, the first ones in order; `None` (in YAML `null`) for a dropless layer. Evaluation and generation are always dropless, so
     /// that the result for a token does not depend on how many tokens follow it.
     pub capacity_factor: Option<f64>,
     /// What happens to an assignment whose expert is full.
     pub overflow: Overflow,
     /// Which assignments come first if capacity is limited.
     pub order: Order,
-    /// With `parallel.ep`, the most expert rows that a rank takes at once, as a multiple of the mean over the
+    /// With expert parallelism, the most expert rows that a rank takes at once, as a multiple of the mean over the
     /// expert-parallel ranks. If a rank would get more, the rows go in rounds, and the backward recomputes their
     /// products: the results are the same, more slowly, within the memory estimated before the start. At least 1; a
-    /// value above `parallel.ep` is never reached.
+    /// value above the number of expert-parallel ranks is never reached.
     pub max_rank_load: f64,
     /// Coefficient of the sequence balance loss (DeepSeek-V3, arXiv 2412.19437, eq. 17); 0 for none.
     pub aux_loss_coef: f64,

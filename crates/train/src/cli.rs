@@ -92,7 +92,8 @@ impl Program {
     /// keys are those of the section `model`, as in `--set model.KEY=VALUE`.
     ///
     /// # Panics
-    /// If Kiln, or a family that was added before, has a model or a preset of this name.
+    /// If Kiln, or a family that was added before, has a model or a preset of this name; if the name has other characters
+    /// than lower-case letters, digits, `-` and `_`, or does not start with a letter; or if a key has no default.
     #[must_use]
     pub fn with<C: Architecture>(self) -> Self {
         add_family::<C>();

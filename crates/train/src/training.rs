@@ -32,6 +32,10 @@ use std::sync::atomic::{AtomicBool, AtomicIsize};
 const LARGE: usize = 20_000_000;
 
 /// Trains according to `config`, on ranks that are threads. Once `stop` is set, ends early, after a whole step.
+///
+/// # Errors
+/// If the configuration, the data or the run folder does not allow the run, or if a rank fails. The message names the
+/// file, key or rank, and the remedy.
 pub fn train(config: Config, options: &RunOptions, stop: Arc<AtomicBool>) -> Result<Outcome, TrainError> {
     train_launched(&Launch::threads(), config, options, || stop)
 }
@@ -56,9 +60,9 @@ pub(crate) fn train_launched(
         expect_unfinished(checkpoint.as_ref(), config.train.steps)?;
     }
     let ranks_here = launch.ranks_here(config.parallel.gpus);
-    let devices = Devices::new(&config.train.device, ranks_here).map_err(TrainError::Device)?;
+    let devices = Devices::new(&config.train.device, ranks_here)?;
     config.parallel.precision.choose(devices.kind());
-    devices.check_precision(config.parallel.precision.of_fsdp()).map_err(TrainError::Device)?;
+    devices.check_precision(config.parallel.precision.of_fsdp())?;
     let check = |config: &Config| {
         let mut scarce = None;
         for at in config.by_length().iter().rev() {

@@ -132,6 +132,7 @@ pub(crate) struct Activation {
 }
 
 /// The result of the last call of a forward.
+#[derive(Debug, Clone)]
 pub struct Loss {
     /// `[1]`: the model's loss.
     pub loss: Tensor<1>,

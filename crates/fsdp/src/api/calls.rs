@@ -2,12 +2,13 @@
 
 use crate::api::activations::Activations;
 use crate::api::call::{CallOutput, Function, Loss, Output, Role, in_a_row, of_first, of_last, of_middle};
-use crate::api::inspect::{self, ModuleParam, NamedShape};
+use crate::api::inspect::{self, ModuleParam};
 use crate::api::units::Units;
 
 use burn::module::Module;
 use std::any::Any;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{HashMap, HashSet};
+use std::fmt;
 
 /// The calls of a model's forward, in order; `M` is the model and `B` the batch.
 ///
@@ -40,6 +41,7 @@ struct PartCall<M, B> {
     /// Path of the part in the model, which is also the name of its unit.
     path: String,
     part: Box<dyn Fn(&M) -> &dyn Any>,
+    params: Box<dyn Fn(&M) -> Vec<ModuleParam>>,
     add: Box<AddUnit<M, B>>,
     role: Role,
     forward: Function<B>,
@@ -102,10 +104,11 @@ impl<M: 'static, B: 'static> Calls<M, B> {
         forward: Function<B>,
     ) {
         let path = path.into();
-        let (name, of) = (path.clone(), part.clone());
+        let (name, of, params_of) = (path.clone(), part.clone(), part.clone());
         self.0.push(PartCall {
             path,
             part: Box::new(move |model| part(model)),
+            params: Box::new(move |model| inspect::params(params_of(model))),
             add: Box::new(move |model, units| units.add(name.clone(), of(model).clone()).index),
             role,
             forward,
@@ -144,43 +147,54 @@ impl<M: 'static, B: 'static> Calls<M, B> {
     /// Prepares a model for sharded training: the parts become units, in the order of their first calls.
     ///
     /// # Panics
-    /// If a part is not the module at its path, or if a parameter of the model belongs to no part.
+    /// If a part is not the module at its path, or if a parameter of the model belongs to no part. Two modules count as
+    /// one if their parameters have the same ids, as those of clones have.
     pub fn into_units(self, model: M) -> Units<B>
     where
         M: Module,
     {
         let (mut units, mut ids) = (Units::new(), HashMap::new());
-        for PartCall { path, add, role, forward, .. } in self.0 {
+        let mut of_model: HashMap<String, ModuleParam> =
+            inspect::params(&model).into_iter().map(|param| (param.name.clone(), param)).collect();
+        let mut of_calls = HashSet::new();
+        for PartCall { path, params, add, role, forward, .. } in self.0 {
+            for param in params(&model) {
+                let name = format!("{path}.{}", param.name);
+                let at_path = of_model.get(&name);
+                assert!(
+                    at_path.is_some_and(|of| of.id == param.id),
+                    "a call of the part `{path}` gets a module whose parameter {} {:?} is not the model's {name}: give the \
+                     call the path of its part",
+                    param.name,
+                    param.shape
+                );
+                of_calls.insert(name);
+            }
             let unit = *ids.entry(path).or_insert_with(|| add(&model, &mut units));
             units.push(unit, role, forward);
         }
-        let of_units: BTreeSet<NamedShape> =
-            units.units.iter().flat_map(|unit| unit.params()).map(ModuleParam::named_shape).collect();
-        let of_model: BTreeSet<NamedShape> =
-            inspect::params(&model).into_iter().map(ModuleParam::named_shape).collect();
-        let [in_no_call, in_no_field] = [of_model.difference(&of_units), of_units.difference(&of_model)].map(first);
-        assert!(
-            of_units == of_model,
-            "the parts of the calls and the model have different parameters; in no call: {in_no_call}; at no path of the \
-             model: {in_no_field}"
-        );
+        of_model.retain(|name, _| !of_calls.contains(name));
+        assert!(of_model.is_empty(), "no call has the model's {}: add the call of its part", some(of_model.keys()));
         units
     }
 }
 
-/// The first of some parameters, and how many there are.
-fn first<'a>(mut parameters: impl Iterator<Item = &'a NamedShape>) -> String {
-    match parameters.next() {
-        None => "none".into(),
-        Some((name, shape)) => match parameters.count() {
-            0 => format!("{name} {shape:?}"),
-            others => format!("{name} {shape:?} and {others} more"),
-        },
-    }
+/// The first of some names in their order, and how many others there are.
+fn some<'a>(names: impl Iterator<Item = &'a String> + Clone) -> String {
+    let (first, others) = (names.clone().min(), names.count().saturating_sub(1));
+    let first = first.map_or("none", String::as_str);
+    if others == 0 { first.into() } else { format!("{first} and {others} more") }
 }
 
 impl<M: 'static, B: 'static> Default for Calls<M, B> {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// The paths of the parts, in the order of the calls.
+impl<M, B> fmt::Debug for Calls<M, B> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|call| &call.path)).finish()
     }
 }

@@ -279,13 +279,15 @@ impl fmt::Display for Wrap {
 }
 
 impl FromStr for Wrap {
-    type Err = String;
+    type Err = FsdpError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, FsdpError> {
         let size = || text.strip_prefix("size:")?.parse().ok().map(Self::Size);
         match text {
             "block" => Ok(Self::Block),
-            _ => size().ok_or(format!("unknown wrap `{text}`, expected `block` or `size:MIN_PARAMS`")),
+            _ => size().ok_or_else(|| {
+                FsdpError::Config(format!("unknown wrap `{text}`, expected `block` or `size:MIN_PARAMS`"))
+            }),
         }
     }
 }
@@ -301,15 +303,18 @@ impl fmt::Display for ActivationCheckpointing {
 }
 
 impl FromStr for ActivationCheckpointing {
-    type Err = String;
+    type Err = FsdpError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, FsdpError> {
         let every = || text.strip_prefix("every:")?.parse().ok().map(Self::Every);
         match text {
             "none" => Ok(Self::None),
             "full" => Ok(Self::Full),
-            _ => every()
-                .ok_or(format!("unknown activation checkpointing `{text}`, expected `none`, `full` or `every:K`")),
+            _ => every().ok_or_else(|| {
+                FsdpError::Config(format!(
+                    "unknown activation checkpointing `{text}`, expected `none`, `full` or `every:K`"
+                ))
+            }),
         }
     }
 }
@@ -318,9 +323,9 @@ impl FromStr for ActivationCheckpointing {
 macro_rules! as_text {
     ($type:ty) => {
         impl TryFrom<String> for $type {
-            type Error = String;
+            type Error = FsdpError;
 
-            fn try_from(text: String) -> Result<Self, String> {
+            fn try_from(text: String) -> Result<Self, FsdpError> {
                 text.parse()
             }
         }

@@ -12,6 +12,8 @@ pub(crate) struct ModuleParam {
     /// Path of fields from the module; in a unit, it follows the unit's name and a dot.
     pub name: String,
     pub shape: Vec<usize>,
+    /// Clones of a module share the ids of its parameters.
+    pub id: ParamId,
     /// Whether the module wants its gradient, as [`Module::freeze`] and [`Module::unfreeze`] set it.
     pub requires_grad: bool,
 }
@@ -43,21 +45,14 @@ pub(crate) fn random_layers<M: Module>(module: &M) -> Vec<String> {
 /// Burn presents a buffer as a parameter, but one that keeps its id whatever a mapper returns.
 pub(crate) fn buffers<M: Module>(module: &M) -> Vec<String> {
     let (before, after) = (Content::of(module), Content::of(&module.clone().map(&mut NewIds)));
-    let ids = before.ids.iter().zip(&after.ids);
-    before
-        .params
-        .into_iter()
-        .zip(ids)
-        .filter(|(_, (before, after))| before == after)
-        .map(|(buffer, _)| buffer.name)
-        .collect()
+    let both = before.params.into_iter().zip(after.params);
+    both.filter(|(before, after)| before.id == after.id).map(|(buffer, _)| buffer.name).collect()
 }
 
 #[derive(Default)]
 struct Content {
     path: Vec<String>,
     params: Vec<ModuleParam>,
-    ids: Vec<ParamId>,
     random_layers: Vec<String>,
 }
 
@@ -80,8 +75,7 @@ impl ModuleVisitor for Content {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let (name, shape) = (self.path.join("."), param.lazy_shape().to_vec());
-        self.params.push(ModuleParam { name, shape, requires_grad: requires_grad(param) });
-        self.ids.push(param.id);
+        self.params.push(ModuleParam { name, shape, id: param.id, requires_grad: requires_grad(param) });
     }
 
     /// Burn's layers with such a flag draw random numbers, except for `BatchNorm`, which has buffers.

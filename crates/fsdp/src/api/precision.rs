@@ -33,8 +33,8 @@ impl FloatType {
 
 /// The types in which parameters are gathered and used, and in which gradients are reduced. Values at rest (masters,
 /// gradients, the optimizer's moments) are fp32: in bf16, 1.0 + 0.003 is 1.0. There is no type for buffers as in
-/// PyTorch's `MixedPrecision`, because Burn's modules have no buffers; constants such as rotation tables are created in
-/// fp32 where they are used.
+/// PyTorch's `MixedPrecision`, because modules with buffers are refused; constants such as rotation tables are created
+/// in fp32 where they are used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Precision {

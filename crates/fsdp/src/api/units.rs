@@ -8,6 +8,7 @@ use crate::groups::plan::Class;
 use crate::{FloatType, FsdpConfig};
 use burn::module::Module;
 use comm::{FirstError, TensorShard};
+use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -98,6 +99,19 @@ pub(crate) enum ValuesFrom<'a> {
 pub struct UnitId<M> {
     pub(crate) index: usize,
     module: PhantomData<fn() -> M>,
+}
+
+impl<M> fmt::Debug for UnitId<M> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_tuple("UnitId").field(&self.index).finish()
+    }
+}
+
+/// The names of the units.
+impl<B> fmt::Debug for Units<B> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_list().entries(self.units.iter().map(|unit| unit.name())).finish()
+    }
 }
 
 impl<M> Clone for UnitId<M> {

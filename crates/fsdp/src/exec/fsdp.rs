@@ -29,6 +29,7 @@ use burn::module::Module;
 use comm::{Communicator, FirstError, Reduce, TrafficTable};
 use schedule::Pipeline;
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::ops::Range;
 
 /// One rank's part of a model in training.
@@ -184,6 +185,12 @@ impl<B: 'static> Fsdp<B> {
 
     /// Makes one optimizer step on this rank's micro-batches of the global batch, all of equal weight. Every rank
     /// passes the same number of micro-batches.
+    ///
+    /// # Errors
+    /// See [`train_step_with`](Self::train_step_with).
+    ///
+    /// # Panics
+    /// If the last call returns a loss of more than one element.
     pub fn train_step(&mut self, micro_batches: &[B], lr: f64) -> Result<StepReport, FsdpError> {
         self.train_step_with(micro_batches, &vec![1.0; micro_batches.len()], lr, Vec::new, None)
     }
@@ -203,6 +210,9 @@ impl<B: 'static> Fsdp<B> {
     /// # Errors
     /// Returns an error if the ranks' numbers of micro-batches differ (before anything is computed), if all weights are
     /// 0, or if a rank fails. Nothing of the failed step carries over to the next one.
+    ///
+    /// # Panics
+    /// If there is not one weight for each micro-batch, or if the last call returns a loss of more than one element.
     pub fn train_step_with(
         &mut self,
         micro_batches: &[B],
@@ -216,8 +226,16 @@ impl<B: 'static> Fsdp<B> {
     }
 
     /// Returns, for each batch, the weighted mean over ranks of the last call's loss, and the sum of the weights. All
-    /// ranks pass the same number of batches; a pipeline works on several at a time.
+    /// ranks pass the same number of batches; a pipeline works on several at a time. The mean of weights that are all 0
+    /// is NaN.
+    ///
+    /// # Errors
+    /// If a rank fails.
+    ///
+    /// # Panics
+    /// If there is not one weight for each batch.
     pub fn evaluate(&mut self, batches: &[B], weights: &[f64]) -> Result<Vec<(f64, f64)>, FsdpError> {
+        assert_eq!(batches.len(), weights.len(), "each batch has a weight");
         let pipeline = self.config.pipeline.of_a_round()?;
         let losses = self.interpreter(pipeline).evaluate(batches, &mut |_, _| ())?;
         // Under `block` one rank has the loss; in a pipeline the last stage has it.
@@ -346,5 +364,12 @@ fn agree(world: &Communicator, units: &[ShardedUnit], squares: &[Option<f64>]) -
     match most.iter().zip(least).position(|(most, least)| *most != -least) {
         Some(unit) => Err(FsdpError::Values(units[unit].name())),
         None => Ok(()),
+    }
+}
+
+impl<B> fmt::Debug for Fsdp<B> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let units: Vec<_> = self.units.iter().map(ShardedUnit::name).collect();
+        f.debug_struct("Fsdp").field("comm", &self.world).field("units", &units).finish_non_exhaustive()
     }
 }

@@ -58,6 +58,7 @@ pub(crate) struct Wrapped<B> {
 pub(crate) fn wrap<B>(mut model: Units<B>, config: &FsdpConfig) -> Result<Wrapped<B>, FsdpError> {
     check_roles(&model.roles)?;
     check_activations(&model)?;
+    check_unit_names(&model.units)?;
     model.units.iter().try_for_each(|unit| check_names(&**unit))?;
     model.units.iter().try_for_each(|unit| check_layers(&**unit, config))?;
     check_trained(&model.units)?;
@@ -136,6 +137,15 @@ fn check_trained(units: &[Box<dyn AnyUnit>]) -> Result<(), FsdpError> {
     match units.iter().any(|unit| unit.params().iter().any(|param| param.requires_grad)) {
         true => Ok(()),
         false => Err(FsdpError::Config("every parameter is frozen: call the module's `unfreeze()`".into())),
+    }
+}
+
+/// Refuses two units of one name, by which a state finds them.
+fn check_unit_names(units: &[Box<dyn AnyUnit>]) -> Result<(), FsdpError> {
+    let mut names = BTreeSet::new();
+    match units.iter().find(|unit| !names.insert(unit.name())) {
+        Some(unit) => Err(FsdpError::Config(format!("two units are called {}: rename one", unit.name()))),
+        None => Ok(()),
     }
 }
 

@@ -1,6 +1,7 @@
 //! [`attention`]: Burn's function of the same name, computed by [`causal_attention`] where the results are the same.
 
 use super::causal_attention;
+use crate::backend::has_kernels;
 use crate::check::Call;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Tensor};
@@ -17,6 +18,7 @@ use burn::tensor::{Bool, DType, Tensor};
 /// | `is_causal` | `false`, or at least as many keys as queries | fewer keys than queries |
 /// | `scale` | positive, or `None` | 0 or less |
 /// | dtype | f32, bf16, f16 | others |
+/// | backend | with kernels, see [`has_kernels`] | others, such as NdArray |
 ///
 /// Fused calls hold all scores in memory neither in the forward nor in the backward. They copy no input whose last
 /// dimension is contiguous, and they return a view. Other calls go to Burn's function, with keys and values copied for
@@ -67,7 +69,8 @@ pub fn attention(
         format_args!("query has {heads} heads, expected a multiple of the {kv_heads} of key and value"),
     );
     let scale = options.scale.unwrap_or_else(|| (d as f64).sqrt().recip());
-    let plain = mask.is_none() && attn_bias.is_none() && options.softcap.is_none() && scale > 0.0;
+    let has_kernels = has_kernels(&query.device());
+    let plain = has_kernels && mask.is_none() && attn_bias.is_none() && options.softcap.is_none() && scale > 0.0;
     match offset(&query, &key, options.is_causal).filter(|_| plain) {
         Some(offset) => causal_attention(query, key, value, scale, offset, None).swap_dims(1, 2),
         None => {

@@ -80,11 +80,13 @@ pub use part::AttentionPart;
 /// # Shapes
 /// `q`: `[b, heads, t, d]`; `k`: `[b, kv_heads, s, d]`; `v`: `[b, kv_heads, s, dv]`, with `s` at most `t + offset` and
 /// `heads` a multiple of `kv_heads`; the result: `[b, t, heads, dv]`. Inputs whose last dimension is contiguous are not
-/// copied. `first_keys`, `[b, t]`, masks documents or limits a window: the first key that each query sees.
+/// copied. `first_keys`, `[b, t]`, masks documents or limits a window: the first key that each query sees, at least 0 and
+/// never less than the one of the query before. Their values are not checked: others give wrong results.
 ///
 /// # Panics
-/// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width is 0, if a query would see no
-/// key without first keys, if no query would see a key, or if first keys are not i32 or i64.
+/// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width is 0, if `scale` is not a
+/// positive number, if a query would see no key without first keys, if no query would see a key, or if first keys are not
+/// i32 or i64.
 pub fn causal_attention(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -97,7 +99,7 @@ pub fn causal_attention(
     let ([b, t], s) = check(call, [&q, &k, &v]);
     let seen = s <= t.saturating_add(offset) && (s > 0) == (t > 0);
     call.that(seen, format_args!("{t} queries, {s} keys and an offset of {offset}: each is to see or be seen"));
-    let rule = AttentionRule { scale: scale as f32, offset, dropout: None };
+    let rule = AttentionRule { scale: positive(call, scale), offset, dropout: None };
     let first_keys = checked(call, first_keys, [b, t], &q.device());
     let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
     Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, first_keys, rule).0)
@@ -106,11 +108,11 @@ pub fn causal_attention(
 /// Computes causal attention of queries, keys and values from a single product (GPT-2's `c_attn`).
 ///
 /// `qkv` is `[b, t, 3 heads d]`: the three are side by side, each divided into heads. The result is `[b, t, heads d]`.
-/// `dropout` is a probability and a key. `first_keys`, `[b, t]`, masks documents: the first key that each query sees.
+/// `dropout` is a probability and a key. `first_keys`, `[b, t]`, masks documents as in [`causal_attention`].
 ///
 /// # Panics
-/// If the arguments do not have these shapes and a type of f32, bf16 or f16, if a width or `heads` is 0, or if first
-/// keys are not i32 or i64.
+/// If the arguments do not have these shapes and a type of f32, bf16 or f16, if a width or `heads` is 0, if `scale` is not
+/// a positive number, or if first keys are not i32 or i64.
 pub fn causal_self_attention(
     qkv: Tensor<3>,
     heads: usize,
@@ -123,7 +125,7 @@ pub fn causal_self_attention(
     let whole = heads > 0 && width > 0 && width.is_multiple_of(3 * heads);
     call.that(whole, format_args!("qkv has shape {:?}, expected a width of 3 times {heads} heads", qkv.dims()));
     let dropout = dropout.map(|dropout| ScoreDropout::new(call, dropout, t));
-    let rule = AttentionRule { scale: scale as f32, offset: 0, dropout };
+    let rule = AttentionRule { scale: positive(call, scale), offset: 0, dropout };
     let first_keys = checked(call, first_keys, [b, t], &qkv.device());
     Tensor::from_dispatch(Dispatch::fused_self_attention(qkv.into_dispatch(), first_keys, heads, rule).0)
 }
@@ -136,11 +138,11 @@ pub fn causal_self_attention(
 /// # Shapes
 /// `q`: `[b, t, heads (nope + rope)]`, in each head the unrotated part first; `kv`: `[b, t, heads (nope + v)]`, in each
 /// head the key first; `k_rope`: `[b, t, rope]`; the table: `[t, rope / 2]`; the result: `[b, t, heads v]`.
-/// `first_keys`, `[b, t]`, masks documents: the first key that each query sees.
+/// `first_keys`, `[b, t]`, masks documents as in [`causal_attention`].
 ///
 /// # Panics
-/// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width or `heads` is 0, or if first
-/// keys are not i32 or i64.
+/// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width or `heads` is 0, if `scale` is
+/// not a positive number, or if first keys are not i32 or i64.
 pub fn latent_attention(
     q: Tensor<3>,
     kv: Tensor<3>,
@@ -173,7 +175,7 @@ pub fn latent_attention(
     call.shape("kv", kv.dims(), [b, t, heads * (nope + v)]);
     call.shape("k_rope", k_rope.dims(), [b, t, rope]);
     call.shape("table", table.shape(), [t, rope / 2]);
-    let attention = AttentionRule { scale: scale as f32, offset: 0, dropout: None };
+    let attention = AttentionRule { scale: positive(call, scale), offset: 0, dropout: None };
     let rule = LatentRule { heads, nope, rope, v, attention };
     let first_keys = checked(call, first_keys, [b, t], &q.device());
     let ([cos, sin], q, kv) = (table.clone().into_dispatch(), q.into_dispatch(), kv.into_dispatch());
@@ -284,6 +286,13 @@ fn check(call: Call, [q, k, v]: [&Tensor<4>; 3]) -> ([usize; 2], usize) {
     call.that(grouped, format_args!("q has {heads} heads, expected a multiple of the {kv_heads} of k and v"));
     call.that(d > 0 && dv > 0, format_args!("q and v have widths of {d} and {dv}, expected at least 1"));
     ([b, t], s)
+}
+
+/// Checks a scale: the kernels take the largest score for that of the largest product.
+fn positive(call: Call, scale: f64) -> f32 {
+    let scale = scale as f32;
+    call.that(scale > 0.0 && scale.is_finite(), format_args!("scale is {scale}, expected a number above 0"));
+    scale
 }
 
 /// The first keys of all queries, or an empty tensor if there are none.

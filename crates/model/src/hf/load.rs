@@ -28,7 +28,8 @@ impl Pretrained {
         let family = config.family(moe.as_ref());
         let format = family.hugging_face().ok_or_else(|| ModelError::without_format(config.type_name()))?;
         let source_of = names(folder)?;
-        let model = config.model(moe.as_ref(), device).fill(|path, shape| values(folder, &source_of(path), shape))?;
+        let model =
+            config.model(moe.as_ref(), device).fill(|path, shape| values(folder, path, &source_of(path), shape))?;
         format.check(folder)?;
         let unread = folder.unread().into_iter().filter(|name| !format.is_buffer(name)).collect();
         drop(format);
@@ -56,6 +57,18 @@ pub enum Source {
     TransposedExperts(String, String),
 }
 
+impl Source {
+    /// Why a parameter of this shape cannot have this source.
+    pub(super) fn unfit(&self, shape: &[usize]) -> String {
+        let wanted = match self {
+            Self::Same(_) => "any number of",
+            Self::Transposed(_) => "two",
+            Self::TransposedExperts(..) => "three",
+        };
+        format!("its source {self:?} is for {wanted} dimensions, and its shape is {shape:?}: name another source")
+    }
+}
+
 /// Maps the path of a parameter to its source.
 pub type SourceOf = Box<dyn Fn(&str) -> Source>;
 
@@ -69,11 +82,15 @@ pub fn names(folder: &Folder) -> Result<SourceOf, ModelError> {
 
 /// Sets every parameter of `module` to the values of its source. `source_of` maps a parameter's field path
 /// (`blocks.0.attn.c_attn.weight`) to the source.
+///
+/// # Errors
+/// If the folder lacks a tensor, has it with another shape, or cannot be read, or if a source does not fit the dimensions
+/// of its parameter.
 pub fn bind<M: Module>(module: M, folder: &Folder, source_of: &dyn Fn(&str) -> Source) -> Result<M, ModelError> {
-    fill(module, |path, shape| values(folder, &source_of(path), shape))
+    fill(module, |path, shape| values(folder, path, &source_of(path), shape))
 }
 
-fn values(folder: &Folder, source: &Source, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+fn values(folder: &Folder, path: &str, source: &Source, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
     match (source, shape) {
         (Source::Same(name), _) => folder.tensor(name, shape),
         (Source::Transposed(name), &[rows, columns]) => {
@@ -87,7 +104,7 @@ fn values(folder: &Folder, source: &Source, shape: &[usize]) -> Result<Vec<f32>,
             }
             Ok(stacked)
         }
-        _ => unreachable!("{source:?} for a parameter of shape {shape:?}"),
+        _ => Err(ModelError::Parameter { path: path.into(), reason: source.unfit(shape) }),
     }
 }
 

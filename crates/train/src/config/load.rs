@@ -36,6 +36,10 @@ impl Config {
     /// Loads a configuration with everything it inherits, merges `overrides` over it (`optim.lr=3e-4`; later ones take
     /// precedence), and applies `parallel.adaptive`. Keys are checked one by one; [`Config::validate`] checks that they
     /// fit together.
+    ///
+    /// # Errors
+    /// If a file cannot be read or is not YAML, if files inherit from each other in a circle, or if a key or the type of
+    /// a value is unknown.
     pub fn load(source: Source, overrides: &[String]) -> Result<Self, TrainError> {
         let layer = read(source, "", &mut Vec::new())?;
         let set = parse_overrides(overrides)?;

@@ -54,8 +54,7 @@ pub fn presets() -> Vec<Preset> {
 /// Adds the program's own model family, with a preset that has the name and the defaults of the family.
 ///
 /// # Panics
-/// See [`ModelConfig::add`]; also if the name has other characters than lower-case letters and digits, or is the name
-/// of one of Kiln's presets.
+/// See [`Program::with`](crate::Program::with).
 pub(crate) fn add_family<C: Architecture>() {
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
     let is_name = C::TYPE.starts_with(|c: char| c.is_ascii_lowercase()) && C::TYPE.chars().all(is_plain);
@@ -70,6 +69,9 @@ pub(crate) fn add_family<C: Architecture>() {
 }
 
 /// Finds a preset by name.
+///
+/// # Errors
+/// If there is none of this name.
 pub fn preset(name: &str) -> Result<Preset, TrainError> {
     let presets = presets();
     presets.iter().find(|preset| preset.name == name).copied().ok_or_else(|| {

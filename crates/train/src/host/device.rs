@@ -31,7 +31,7 @@ pub(crate) fn identity(kind: &str, number: usize) -> Option<cubecl::ir::DeviceId
 /// # Errors
 /// See [`Devices::new`].
 pub(crate) fn of_command(name: &str) -> Result<Device, TrainError> {
-    let devices = Devices::new(name, 1).map_err(TrainError::Device)?;
+    let devices = Devices::new(name, 1)?;
     Ok(devices.of_rank[0].clone())
 }
 
@@ -57,31 +57,31 @@ impl Devices {
     ///
     /// # Errors
     /// If this build or this machine has no such device, or something it needs is missing.
-    pub fn new(name: &str, ranks: usize) -> Result<Self, String> {
+    pub fn new(name: &str, ranks: usize) -> Result<Self, TrainError> {
+        let refused = |reason: String| TrainError::Device(format!("--device {name}: {reason}"));
         let auto = name == "auto";
         let name = meant(name);
         let (kind, index) = match name.split_once(':') {
             Some((kind, index)) => {
-                let index =
-                    index.parse::<usize>().map_err(|_| format!("--device {name}: `{index}` is not a number"))?;
+                let index = index.parse::<usize>().map_err(|_| refused(format!("`{index}` is not a number")))?;
                 (kind, Some(index))
             }
             None => (name, None),
         };
         let available = match (kind, index) {
             ("cpu", None) => vec![Device::flex()],
-            (kind, _) if gpus::KINDS.contains(&kind) => gpus::all(kind)?,
+            (kind, _) if gpus::KINDS.contains(&kind) => gpus::all(kind).map_err(TrainError::Device)?,
             _ => {
-                return Err(format!(
-                    "--device {name}: there is no such device; give auto, cpu, or cuda, vulkan or metal, which may be \
-                     numbered as in cuda:0"
+                return Err(refused(
+                    "there is no such device; give auto, cpu, or cuda, vulkan or metal, which may be numbered as in cuda:0"
+                        .into(),
                 ));
             }
         };
         let chosen = match index {
             None => available,
             Some(i) if i < available.len() => vec![available[i].clone()],
-            Some(_) => return Err(format!("--device {name}: there are {} devices, numbered from 0", available.len())),
+            Some(_) => return Err(refused(format!("there are {} devices, numbered from 0", available.len()))),
         };
         let of_rank = chosen.iter().cycle().take(ranks).cloned().collect();
         Ok(Self { of_rank, distinct: chosen.len().min(ranks), name: name.into(), here: chosen.len(), auto })
@@ -122,18 +122,18 @@ impl Devices {
     ///
     /// # Errors
     /// If one does not; the message names the device and the types it supports.
-    pub fn check_precision(&self, precision: Precision) -> Result<(), String> {
+    pub fn check_precision(&self, precision: Precision) -> Result<(), TrainError> {
         for (key, wanted) in [("param", precision.param), ("reduce", precision.reduce)] {
             let has = |of: FloatType| self.of_rank.iter().all(|device| device.supports_dtype(of.dtype()));
             if !has(wanted) {
                 let all = [(FloatType::Fp32, "fp32"), (FloatType::Fp16, "fp16"), (FloatType::Bf16, "bf16")];
                 let here: Vec<_> = all.into_iter().filter(|(of, _)| has(*of)).map(|(_, name)| name).collect();
                 let (_, name) = all.into_iter().find(|(of, _)| *of == wanted).expect("all types are listed");
-                return Err(format!(
+                return Err(TrainError::Device(format!(
                     "--device {}: it does not compute in {name} (parallel.precision.{key}), but in {}",
                     self.name,
                     here.join(" and ")
-                ));
+                )));
             }
         }
         Ok(())

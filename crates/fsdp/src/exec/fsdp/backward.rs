@@ -6,6 +6,7 @@ use crate::exec::interpreter::StageTimes;
 use crate::shard::sharded_unit::ShardedUnit;
 use crate::{FsdpError, Part};
 use burn::tensor::Tensor;
+use std::fmt;
 use std::time::Instant;
 
 /// The gradients of a step before its optimizer: the result of [`Fsdp::backward`]. Without a [`step`](Self::step) they
@@ -103,5 +104,11 @@ impl<B: 'static> Backward<'_, B> {
     /// Returns an error if a rank fails.
     pub fn step(self, lr: f64) -> Result<StepReport, FsdpError> {
         self.step_with(lr, vec![], None)
+    }
+}
+
+impl<B: 'static> fmt::Debug for Backward<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_struct("Backward").field("fsdp", &self.fsdp).finish_non_exhaustive()
     }
 }

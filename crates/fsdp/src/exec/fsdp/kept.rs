@@ -5,6 +5,7 @@ use crate::shard::sharded_unit::ShardedUnit;
 use crate::shard::state::{Progress, ReadPart, State, StatePart};
 use crate::{Copies, FsdpConfig, FsdpError, Units};
 use comm::Communicator;
+use std::fmt;
 
 /// One rank's part of a model that resumes from a saved state: sharded, without any values. You can only
 /// [load](Self::load_state) it.
@@ -64,5 +65,11 @@ impl<B: 'static> Fsdp<B> {
     /// Returns the shards that other ranks also hold.
     fn copies(&self) -> Copies {
         Copies(self.units.iter().flat_map(ShardedUnit::copies).collect())
+    }
+}
+
+impl<B> fmt::Debug for Unloaded<B> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_tuple("Unloaded").field(&self.0).finish()
     }
 }

@@ -97,7 +97,7 @@ pub fn export<E: Into<Box<dyn Error + Send + Sync>>>(
         values(path).map_err(|error| ModelError::Parameter { path: path.into(), reason: error.into().to_string() })
     };
     let mut values = Values::new(&mut values);
-    let summary = write_weights(&partial.path, &plan(model, &*format, options.dtype), options, &mut values)?;
+    let summary = write_weights(&partial.path, &plan(model, &*format, options.dtype)?, options, &mut values)?;
     write_json(&partial.path.join("config.json"), &config)?;
     write_json(&partial.path.join("generation_config.json"), &generation)?;
     for (name, bytes) in options.tokenizer {

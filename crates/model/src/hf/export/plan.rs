@@ -38,7 +38,10 @@ impl Tensor {
 }
 
 /// Lists all tensors of the folder, in the model's order.
-pub fn plan(model: &dyn Family, format: &dyn HuggingFace, dtype: Dtype) -> Vec<Tensor> {
+///
+/// # Errors
+/// If a source does not fit the dimensions of its parameter.
+pub fn plan(model: &dyn Family, format: &dyn HuggingFace, dtype: Dtype) -> Result<Vec<Tensor>, ModelError> {
     let mut tensors = vec![];
     let ours: HashSet<String> = model.parameters().into_iter().map(|parameter| parameter.name).collect();
     for ParameterSpec { name: path, shape, keep_fp32, .. } in format.parameters() {
@@ -59,7 +62,7 @@ pub fn plan(model: &dyn Family, format: &dyn HuggingFace, dtype: Dtype) -> Vec<T
                     add(format!("{prefix}.{expert}.{suffix}"), &[to, from], content);
                 }
             }
-            (source, _) => unreachable!("{source:?} for a parameter of shape {shape:?}"),
+            (source, _) => return Err(ModelError::Parameter { path, reason: source.unfit(&shape) }),
         }
     }
     for (name, original, shape) in format.copies() {
@@ -68,7 +71,7 @@ pub fn plan(model: &dyn Family, format: &dyn HuggingFace, dtype: Dtype) -> Vec<T
     }
     let empty = format.empty().into_iter();
     tensors.extend(empty.map(|(name, shape)| Tensor { name, shape: shape.into(), dtype, content: Content::Zeros }));
-    tensors
+    Ok(tensors)
 }
 
 /// The content of the tensor with this name.

@@ -27,7 +27,7 @@
 //! their gradients in the backward. With `d` = 192 and `dv` = 128, `dkv` takes 96 + 64 + 2 x 8 of 255
 //! registers. Shared memory holds 4 tiles: for these widths 2 x 64 x (200 + 136) x 2 = 86 KB.
 //!
-//! These kernels are compiled and assembled for A100 and H100. They have not been run on either.
+//! These kernels are compiled and assembled for A100 and H100. They have run on emulated cards only.
 
 pub(super) mod dkv;
 pub(super) mod dq;
