@@ -141,9 +141,14 @@ fn instead(path: &Path) -> String {
 /// Says what to do about a file that a checkpoint lacks.
 fn without(path: &Path, error: &io::Error) -> String {
     let of_checkpoint = path.parent().is_some_and(|folder| folder.ancestors().any(|one| one.ends_with("checkpoints")));
-    match of_checkpoint && error.kind() == io::ErrorKind::NotFound {
-        true => format!("; {}", instead(path)),
-        false => String::new(),
+    let is_missing = error.kind() == io::ErrorKind::NotFound;
+    match path.parent().filter(|_| is_missing) {
+        Some(_) if of_checkpoint => format!("; {}", instead(path)),
+        Some(folder) if path.ends_with("index.json") => match Folder::of_run(folder).latest() {
+            Ok(Some(newest)) => format!("; this is the folder of a run: give {}", newest.display()),
+            _ => format!("; {}", runs_in(folder)),
+        },
+        _ => String::new(),
     }
 }
 

@@ -37,10 +37,12 @@ impl Initial {
     /// # Panics
     /// If the model has no such parameter.
     pub fn values(&self, path: &str, runs: &[Range<usize>]) -> Vec<f32> {
-        let std = match &self.parameter(path).0 {
-            Initializer::Zeros => return vec![0.0; runs.iter().map(Range::len).sum()],
-            Initializer::Ones => return vec![1.0; runs.iter().map(Range::len).sum()],
-            Initializer::Normal(std) => *std,
+        let all = |value| vec![value; runs.iter().map(Range::len).sum()];
+        let std = match self.parameter(path).0 {
+            Initializer::Zeros => return all(0.0),
+            Initializer::Ones => return all(1.0),
+            Initializer::Constant(value) => return all(value),
+            Initializer::Normal(std) => std,
         };
         let mut values = Vec::with_capacity(runs.iter().map(Range::len).sum());
         let mut normals = Normals::new(self.key(path));

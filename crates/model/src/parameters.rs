@@ -39,6 +39,8 @@ pub enum Initializer {
     Zeros,
     /// Ones: gains of norms.
     Ones,
+    /// The same number everywhere, such as the gain of a residual branch (LayerScale).
+    Constant(f32),
     /// Normal numbers of mean 0 and this standard deviation.
     Normal(f32),
 }

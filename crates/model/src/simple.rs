@@ -32,6 +32,9 @@ pub trait SimpleDecoder: Module + 'static {
     fn parts(&self) -> Parts<'_, Self>;
 
     /// Output of a block: maps `[b, t, d]` to `[b, t, d]`. Only `attention` relates tokens to each other.
+    ///
+    /// Activations and parameters are in the type of `parallel.precision.param`, which is bf16 on NVIDIA GPUs unless it
+    /// is set. Cast what you compute in fp32, such as rotations by position: `cos.cast(x.dtype())`.
     fn forward(block: &Self::Block, x_btd: Tensor<3>, attention: &mut Attention) -> Tensor<3>;
 
     /// Maps the output of the last block, `[b, t, d]`, to the input of the output matrix, `[b, t, d]`. Returns it with
@@ -87,7 +90,8 @@ impl<'a> Attention<'a> {
         }
     }
 
-    /// The position of each token within its document, `[b, t]`, i32, for learned or rotary positions.
+    /// The position of each token within its document, `[b, t]`, i32, for rotary positions. (`float()` gives fp32,
+    /// whatever the type of the activations: see [`SimpleDecoder::forward`].)
     pub fn positions(&self, device: &Device) -> Tensor<2, Int> {
         let (rows, shape) = match &self.keys {
             Keys::OfRows(MicroBatch { documents: Some(documents), .. }, _) => return documents.positions_bt.clone(),
@@ -113,7 +117,7 @@ impl<M: SimpleDecoder> Decoder for M {
             "head",
             |model: &M| model.parts().head,
             move |head, x_btd, batch| {
-                let (x_btd, weight) = M::output(head, x_btd);
+                let (x_btd, weight) = output::<M>(head, x_btd, vocab);
                 let head = VocabularyHead { weight, transposed: false, vocab };
                 training.main_loss(batch, |targets, coef| {
                     head.losses(&training.parallel.sequences.tp, x_btd, targets, coef)
@@ -132,7 +136,7 @@ impl<M: SimpleDecoder> Decoder for M {
     }
 
     fn head_logits(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        let (x_btd, weight) = M::output(self.parts().head, x_btd);
+        let (x_btd, weight) = output::<M>(self.parts().head, x_btd, vocab_size(self));
         fused::linear(x_btd, weight, None)
     }
 
@@ -146,8 +150,16 @@ impl<M: SimpleDecoder> Decoder for M {
     }
 }
 
+/// [`SimpleDecoder::output`] with a matrix of the right shape.
+fn output<M: SimpleDecoder>(head: &M::Head, x_btd: Tensor<3>, vocab: usize) -> (Tensor<3>, Tensor<2>) {
+    let (x_btd, weight) = M::output(head, x_btd);
+    let (found, expected) = (weight.dims(), [x_btd.dims()[2], vocab]);
+    assert_eq!(found, expected, "SimpleDecoder::output returns a matrix of {found:?}, and [d, vocab] is {expected:?}");
+    (x_btd, weight)
+}
+
 fn vocab_size<M: SimpleDecoder>(model: &M) -> usize {
-    model.parts().embed.weight.shape().dims::<2>()[0]
+    model.parts().embed.weight.lazy_shape()[0] // `shape` would initialize it
 }
 
 /// Sizes of a [`SimpleDecoder`], in its configuration.
@@ -187,9 +199,9 @@ pub trait SimpleArchitecture:
     /// [`initializer`](Self::initializer).
     fn model(&self, device: &Device) -> Self::Model;
 
-    /// The initial values of a parameter, given by its path of fields, such as `blocks.0.gain`. `None` are GPT-2's
-    /// values: normal numbers with a standard deviation of 0.02 for tensors of two dimensions or more, zeros for vectors
-    /// called `bias` or `beta`, and ones for other vectors, which are the gains of norms.
+    /// The initial values of a parameter, given by its path of fields, such as `blocks.0.gain`. `None` are normal numbers
+    /// with a standard deviation of 0.02 for tensors of two dimensions or more, zeros for vectors called `bias` or
+    /// `beta`, and ones for other vectors, which are the gains of norms.
     fn initializer(&self, _path: &str) -> Option<Initializer> {
         None
     }
@@ -229,12 +241,33 @@ impl<C: SimpleArchitecture> Architecture for C {
     }
 }
 
+/// More than any model has; larger numbers are slips, and their products could overflow.
+const MAX_WIDTH: usize = 1 << 20;
+const MAX_CONTEXT: usize = 1 << 30;
+
 struct SimpleFamily<'a, C> {
     config: &'a C,
     vocab_size: usize,
     blocks: usize,
     width: usize,
     context: Size,
+}
+
+impl<C: SimpleArchitecture> SimpleFamily<'_, C> {
+    /// Panics if the model does not have the sizes of its configuration.
+    fn expect(&self, model: &C::Model) {
+        let Parts { embed, blocks, context, .. } = model.parts();
+        let [vocab_size, width] = embed.weight.lazy_shape().dims();
+        for (what, built, told) in [
+            ("a vocabulary of", vocab_size, self.vocab_size),
+            ("a width of", width, self.width),
+            ("a number of blocks of", blocks.len(), self.blocks),
+            ("a context of", context, self.context.1),
+        ] {
+            let of = C::TYPE;
+            assert_eq!(built, told, "{of}: the model has {what} {built}, and its configuration's `dimensions` {told}");
+        }
+    }
 }
 
 impl<C: SimpleArchitecture> Family for SimpleFamily<'_, C> {
@@ -259,19 +292,23 @@ impl<C: SimpleArchitecture> Family for SimpleFamily<'_, C> {
     }
 
     fn validate(&self) -> Result<(), ModelError> {
-        let (context, tokens) = self.context;
-        match (self.blocks, self.width, tokens) {
-            (blocks, ..) if !(1..=MAX_LAYERS).contains(&blocks) => {
-                Err(format!("a model of type {} has {blocks} blocks: give 1 to {MAX_LAYERS}", C::TYPE).into())
-            }
-            (_, 0, _) => Err(format!("a model of type {} has a width of 0: give at least 1", C::TYPE).into()),
-            (.., 0) => Err(format!("{context} is 0: give at least 1").into()),
-            _ => self.config.validate(),
+        self.config.validate()?;
+        let of_model = |what: &str| format!("the {what} of a model of type {}", C::TYPE);
+        let sizes = [
+            (of_model("number of blocks"), self.blocks, MAX_LAYERS),
+            (of_model("width"), self.width, MAX_WIDTH),
+            (self.context.0.into(), self.context.1, MAX_CONTEXT),
+        ];
+        match sizes.into_iter().find(|(_, size, most)| !(1..=*most).contains(size)) {
+            Some((what, size, most)) => Err(format!("{what} is {size}: give 1 to {most}").into()),
+            None => Ok(()),
         }
     }
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let mut parameters = parameters_of(&SimpleArchitecture::model(self.config, &Device::flex()));
+        let model = SimpleArchitecture::model(self.config, &Device::flex());
+        self.expect(&model);
+        let mut parameters = parameters_of(&model);
         let is_in_a_part = |name: &str| ["embed.", "blocks.", "head."].iter().any(|part| name.starts_with(part));
         if let Some(ParameterSpec { name, .. }) = parameters.iter().find(|of| !is_in_a_part(&of.name)) {
             panic!("{}: {name}: a SimpleDecoder has all parameters in its fields embed, blocks and head", C::TYPE);

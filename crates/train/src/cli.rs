@@ -13,7 +13,7 @@ use crate::commands::prepare::{self, PrepareArgs};
 use crate::commands::presets::{self, PresetsArgs};
 use crate::commands::report::{self, ReportArgs};
 use crate::commands::train::{TrainArgs, launch};
-use crate::config::add_family;
+use crate::config::{add_family, has_added};
 use crate::error::TrainError;
 use crate::host::launch::Launch;
 use crate::program;
@@ -128,7 +128,13 @@ fn run() -> ExitCode {
 /// The whole command line.
 fn command() -> clap::Command {
     let completions = |command: clap::Command| command.long_about(completions::about());
-    Cli::command().name(program::name()).mut_subcommand("completions", completions).after_help(presets::help())
+    // A program with models of its own has a version of its own.
+    let version = if has_added() { concat!("on Kiln ", env!("KILN_VERSION")) } else { env!("KILN_VERSION") };
+    Cli::command()
+        .name(program::name())
+        .version(version)
+        .mut_subcommand("completions", completions)
+        .after_help(presets::help())
 }
 
 impl Command {

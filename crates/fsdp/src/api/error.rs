@@ -19,8 +19,9 @@ pub enum FsdpError {
         /// The rank.
         rank: usize,
     },
-    /// The calls of the units are not one first call, any number of others, and one last call.
-    #[error("a forward needs one first call, then any number of others, then one last: {0}")]
+    /// The calls of the units do not follow one another: they are not one first call, any number of others and one last
+    /// call, or one takes other tensors than the one before it returns.
+    #[error("{0}")]
     Calls(String),
     /// A step has no micro-batches, or a different number on some ranks.
     #[error("{0}")]

@@ -102,7 +102,7 @@ pub(crate) fn wrap<B>(mut model: Units<B>, config: &FsdpConfig) -> Result<Wrappe
         before = Some((unit, chunk));
     }
     match (0..units.len()).find(|unit| calls.iter().all(|call| call.unit != *unit)) {
-        Some(unused) => Err(FsdpError::Calls(format!("none is of the unit {}", units[unused].name()))),
+        Some(unused) => Err(FsdpError::Calls(format!("no call is of the unit {}: add one", units[unused].name()))),
         None => {
             let Units { initializer, rules, first_error, shape, .. } = model;
             Ok(Wrapped { units, calls, calls_of_chunks, places, initializer, rules, first_error, shape })
@@ -113,7 +113,9 @@ pub(crate) fn wrap<B>(mut model: Units<B>, config: &FsdpConfig) -> Result<Wrappe
 fn check_roles(roles: &[Role]) -> Result<(), FsdpError> {
     match roles {
         [Role::First, middle @ .., Role::Last] if middle.iter().all(|role| *role == Role::Middle) => Ok(()),
-        _ => Err(FsdpError::Calls(format!("the calls are {roles:?}"))),
+        _ => Err(FsdpError::Calls(format!(
+            "a forward needs one first call, then any number of others, then one last: the calls are {roles:?}"
+        ))),
     }
 }
 
@@ -123,7 +125,7 @@ fn check_activations<B>(model: &Units<B>) -> Result<(), FsdpError> {
     let wrong = |pair: &&[Call<B>]| pair[0].returns() != pair[1].takes();
     match model.calls.windows(2).find(wrong) {
         Some([before, after]) => Err(FsdpError::Calls(format!(
-            "the call of {} takes tensors of rank {:?}, and the call of {} before it returns rank {:?}",
+            "the call of {} takes tensors of {:?} dimensions, and the call of {} before it returns {:?}",
             name(after),
             after.takes(),
             name(before),

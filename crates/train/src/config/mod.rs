@@ -40,7 +40,7 @@ pub use model::ModelConfig;
 pub use parallel::ParallelConfig;
 pub use precision::{ParamType, PrecisionConfig};
 pub use presets::{PRESETS, Preset, preset, presets};
-pub(crate) use presets::{add_family, preset_meant};
+pub(crate) use presets::{add_family, has_added, preset_meant};
 pub(crate) use synonyms::{names_of, strategy_called, synonyms, value_called};
 
 /// The configuration of a run.

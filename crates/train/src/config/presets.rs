@@ -68,6 +68,11 @@ pub(crate) fn add_family<C: Architecture>() {
     }
 }
 
+/// Whether the program has models of its own.
+pub(crate) fn has_added() -> bool {
+    !ADDED.read().unwrap_or_else(PoisonError::into_inner).is_empty()
+}
+
 /// Finds a preset by name.
 ///
 /// # Errors

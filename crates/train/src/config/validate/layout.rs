@@ -151,6 +151,10 @@ impl Config {
         let tp = self.parallel.tp;
         let sizes = self.family().tensor_parallel_sizes();
         let odd = sizes.iter().find(|(_, size)| !size.is_multiple_of(tp));
+        let kind = self.model.type_name();
+        require(tp == 1 || sizes.iter().any(|(_, size)| *size > 1), || {
+            format!("parallel.tp is {tp}, and a model of type {kind} does not support tensor parallelism: give 1")
+        })?;
         odd.map_or(Ok(()), |(what, size)| {
             Err(TrainError::Config(format!("parallel.tp is {tp}, which does not divide {what}, {size}")))
         })
