@@ -86,6 +86,7 @@ impl Machine<'_, '_> {
     pub fn exit(&mut self, mask: u32) -> Result<Flow, Fault> {
         self.warp.live &= !mask;
         self.warp.ready &= !mask;
+        self.warp.wake();
         self.cluster.ctas[self.cta].changed = true;
         self.cluster.ctas[self.cta].live[self.warp.number] = self.warp.live;
         if self.warp.live == 0 {

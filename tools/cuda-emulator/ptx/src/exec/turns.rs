@@ -30,7 +30,7 @@ impl Cluster {
                     continue;
                 }
                 left = true;
-                if warp.ready == 0 && warp.waiting == 0 {
+                if warp.ready == 0 {
                     continue;
                 }
                 ran |= self.turn(env, worker, cta, number)? != Stop::Blocked;

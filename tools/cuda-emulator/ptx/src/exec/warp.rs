@@ -171,9 +171,6 @@ impl Warp {
 
     /// The group to run next, if any lane can. `choose` picks one of so many.
     pub fn select(&mut self, choose: Option<impl FnOnce(u32) -> u32>) -> Option<Group> {
-        if self.ready == 0 {
-            self.wake();
-        }
         let mut ready = self.ready;
         if ready == 0 {
             return None;
@@ -219,7 +216,7 @@ impl Warp {
     }
 
     /// Lets lanes go on whose missing members have exited.
-    fn wake(&mut self) {
+    pub fn wake(&mut self) {
         for lane in 0..LANES {
             if self.waiting >> lane & 1 != 0 {
                 let here = self.together(lane);
