@@ -124,3 +124,18 @@ fn relaxed_arrivals_order_the_blocks_only_behind_a_fence() {
     race(&body(arrive));
     fine(&body(&format!("fence.acq_rel.cluster; {arrive}")));
 }
+
+#[test]
+fn whether_a_launch_has_clusters_is_a_predicate() {
+    let body = "mov.pred %p1, %is_explicit_cluster; selp.u32 %r6, 1, 0, %p1; st.global.u32 [%rd1], %r6;";
+    assert_eq!(fine(body), [1; 256]);
+    let card =
+        Card::kernel("mov.pred %p1, %is_explicit_cluster; selp.u32 %r6, 1, 2, %p1; st.global.u32 [%rd0], %r6; ret;");
+    let out = card.buffer(&[0u32]);
+    card.run(1, out).unwrap_or_else(|fault| panic!("{fault}"));
+    assert_eq!(card.read::<u32>(out, 1), [2]);
+    for line in ["mov.u32 %r6, %is_explicit_cluster;", "mov.pred %p1, %laneid;", "not.pred %p1, %is_explicit_cluster;"]
+    {
+        assert_eq!(Card::kernel(line).run(1, 0).expect_err(line).kind(), FaultKind::Unsupported, "{line}");
+    }
+}
