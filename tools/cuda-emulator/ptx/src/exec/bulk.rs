@@ -136,8 +136,9 @@ impl Machine<'_, '_> {
             }
             self.lane = out.lane;
             let from = self.one(Space::Shared, out.from.into(), out.bytes, Kind::Read)?;
-            let role = if out.reduce.is_some() { Role::Strong } else { Role::Own };
-            let to = self.with_role(role, |machine| machine.one(Space::Global, out.to, out.bytes, Kind::Write))?;
+            let (role, kind) =
+                if out.reduce.is_some() { (Role::Strong, Kind::Update) } else { (Role::Own, Kind::Write) };
+            let to = self.with_role(role, |machine| machine.one(Space::Global, out.to, out.bytes, kind))?;
             // SAFETY: both ranges have been checked.
             unsafe {
                 let source = std::slice::from_raw_parts(from as *const u8, out.bytes as usize);
@@ -204,7 +205,8 @@ impl Machine<'_, '_> {
         for run in runs {
             if let Source::Global(address) = run.source {
                 let bytes = run.bytes as u32;
-                self.with_role(Role::None, |machine| machine.one(Space::Global, address, bytes, Kind::Write))?;
+                let kind = if reduce.is_some() { Kind::Update } else { Kind::Write };
+                self.with_role(Role::None, |machine| machine.one(Space::Global, address, bytes, kind))?;
                 self.put_off(lane, address, run.shared as u32, run.bytes as u32, reduce);
             }
         }

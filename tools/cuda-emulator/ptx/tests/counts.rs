@@ -1,0 +1,28 @@
+//! What a launch counts.
+
+mod common;
+
+use common::Card;
+use ptx::Counts;
+
+fn counts(body: &str) -> Counts {
+    let card = Card::kernel(body);
+    let out = card.buffer(&vec![0u32; 1 << 18]);
+    card.run(32, out).unwrap_or_else(|fault| panic!("{fault}"))
+}
+
+#[test]
+fn bulk_stores_count_once() {
+    let body = "setp.ne.u32 %p1, %r0, 0; @%p1 ret;
+        st.shared.v4.u32 [dynamic], {1, 1, 1, 1}; st.shared.v4.u32 [dynamic+16], {1, 1, 1, 1};
+        cp.async.bulk.global.shared::cta.bulk_group [%rd0], [dynamic], 32; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+        ret;";
+    let found = counts(body);
+    assert_eq!((found.global_read, found.global_written, found.sectors), (0, 32, 1));
+    let reduced = counts(
+        &body
+            .replace("cp.async.bulk.global", "cp.reduce.async.bulk.global")
+            .replace("bulk_group [", "bulk_group.add.u32 ["),
+    );
+    assert_eq!((reduced.global_read, reduced.global_written, reduced.sectors), (32, 32, 1));
+}
