@@ -12,6 +12,19 @@ fn counts(body: &str) -> Counts {
 }
 
 #[test]
+fn sectors_far_from_each_other_count_once_in_any_order() {
+    // Even lanes ask for the first sector, odd lanes for one a megabyte behind it, or in another allocation.
+    let body = "and.b32 %r1, %r0, 1; mul.wide.u32 %rd1, %r1, 1044480; add.u64 %rd1, %rd0, %rd1; ld.global.u32 %r2, [%rd1]; ret;";
+    assert_eq!(counts(body).sectors, 2);
+    let card = Card::kernel(
+        "and.b32 %r1, %r0, 1; mul.wide.u32 %rd1, %r1, 4096; add.u64 %rd1, %rd0, %rd1; ld.global.u32 %r2, [%rd1]; ret;",
+    );
+    let (first, second) = (card.buffer(&[0u32; 64]), card.buffer(&[0u32; 2048]));
+    assert!(second < first + 4096 && first + 4096 < second + 8192, "the allocations lie otherwise");
+    assert_eq!(card.run(32, first).unwrap().sectors, 2);
+}
+
+#[test]
 fn bulk_stores_count_once() {
     let body = "setp.ne.u32 %p1, %r0, 0; @%p1 ret;
         st.shared.v4.u32 [dynamic], {1, 1, 1, 1}; st.shared.v4.u32 [dynamic+16], {1, 1, 1, 1};

@@ -200,7 +200,12 @@ impl Machine<'_, '_> {
     /// An access whose lanes reach different allocations, or none.
     fn scattered(&mut self, at: &mut Addresses, mask: u32, size: u32, kind: Kind, strong: bool) -> Result<(), Fault> {
         if self.role != Role::None {
-            each(mask, |lane| self.worker.counts.sectors += (at[lane] % 32 + u64::from(size)).div_ceil(32));
+            // Several lanes, or a range of one.
+            self.worker.counts.sectors += if mask.is_power_of_two() {
+                (at[mask.trailing_zeros() as usize] % 32 + u64::from(size)).div_ceil(32)
+            } else {
+                sectors(at, mask, size, 0, u64::MAX)
+            };
         }
         self.refresh();
         let slot = self.pc as usize % 32;
