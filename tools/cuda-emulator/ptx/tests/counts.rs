@@ -3,12 +3,33 @@
 mod common;
 
 use common::Card;
-use ptx::Counts;
+use ptx::{Class, Counts};
 
 fn counts(body: &str) -> Counts {
     let card = Card::kernel(body);
     let out = card.buffer(&vec![0u32; 1 << 18]);
     card.run(32, out).unwrap_or_else(|fault| panic!("{fault}"))
+}
+
+#[test]
+fn an_instruction_counts_once_however_many_steps_it_takes() {
+    // The kernel's own lines are a load of a parameter, a `mov` and this.
+    for (line, class) in [
+        ("bfi.b32 %r1, %r2, %r3, 4, 8;", Class::Integer),
+        ("mov.u32 %r1, %tid.y;", Class::Integer),
+        ("mad.hi.u32 %r1, %r2, %r3, %r4;", Class::Integer),
+        ("add.u32 %r1, %r1, dynamic;", Class::Integer),
+        ("st.shared.u32 [dynamic], %r1;", Class::Shared),
+        ("mov.b64 {%r1, %r2}, %rd1;", Class::Integer),
+    ] {
+        let (before, found) = (counts("ret;"), counts(&format!("{line} ret;")));
+        assert_eq!(found.total(), before.total() + 1, "{line}");
+        let at = class as usize;
+        assert_eq!(found.instructions[at], before.instructions[at] + 1, "{line}");
+    }
+    // The rare side of a branch at the end of the text, from which a jump leads back, is put before the join.
+    let body = "setp.eq.u32 %p1, %r0, 7; @%p1 bra RARE; bra JOIN; JOIN: st.global.u32 [%rd0], 1; ret; RARE: mov.u32 %r1, 1; bra JOIN;";
+    assert_eq!(counts(body).instructions[Class::Control as usize], 4);
 }
 
 #[test]
