@@ -170,7 +170,7 @@ pub fn code_of(fault: &Fault) -> Code {
         FaultKind::Misaligned => Code::MISALIGNED_ADDRESS,
         FaultKind::Unsupported => Code::ILLEGAL_INSTRUCTION,
         FaultKind::OutOfBounds | FaultKind::UseAfterFree | FaultKind::Uninitialised => Code::ILLEGAL_ADDRESS,
-        FaultKind::Trap => Code::ASSERT,
+        FaultKind::Assertion => Code::ASSERT,
         FaultKind::InvalidLaunch | FaultKind::InvalidValue => Code::INVALID_VALUE,
         FaultKind::Limit => Code::LAUNCH_TIMEOUT,
         _ => Code::LAUNCH_FAILED,

@@ -136,7 +136,7 @@ impl Machine<'_, '_> {
                 let (message, file) = (self.text(lane, message)?, self.text(lane, file)?);
                 let function = self.text(lane, function)?;
                 let what = format!("assertion '{message}' of '{function}' failed at line {line} of {file}");
-                return Err(Fault::new(FaultKind::Trap, what));
+                return Err(Fault::new(FaultKind::Assertion, what));
             }
             External::Malloc => {
                 let size = self.argument(call, lane, 1);
