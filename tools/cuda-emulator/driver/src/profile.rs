@@ -66,7 +66,7 @@ fn terms(spec: &Spec, counts: &Counts, blocks: u64) -> [f64; 3] {
     ]
 }
 
-/// Counts a wait of the host.
+/// Counts a wait of the host, asked for or, as in a free, part of another call.
 pub fn waited() {
     WAITS.fetch_add(1, Ordering::Relaxed);
 }
