@@ -9,6 +9,7 @@ use super::worker::{Fragments, MOST};
 use crate::code::{Address, NONE, Space, Src, Tensor};
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;
+use crate::options::Rate;
 use crate::tensor::{self, Type, Words, movmatrix};
 
 /// Memory of the host, by its addresses, which have been checked.
@@ -175,6 +176,10 @@ impl Machine<'_, '_> {
         done.map(|()| flow)
     }
 
+    fn count_flops(&mut self, factor: Type, flops: u64) {
+        self.worker.counts.tensor_flops[Rate::of(factor) as usize] += flops;
+    }
+
     fn tensor_with(&mut self, step: &Tensor, lanes: u32, [wa, wb, wc, wd]: &mut Fragments) -> Result<(), Fault> {
         match step {
             Tensor::Mma { op, d, a, b, c } => {
@@ -182,7 +187,7 @@ impl Machine<'_, '_> {
                 let (c, n) = (self.words(c, op.c, wc), op.words()[3]);
                 op.execute(&wa[..a], &wb[..b], &wc[..c], &mut wd[..n]);
                 self.set_words(d, op.d, &wd[..n]);
-                self.worker.counts.tensor_flops += op.flops();
+                self.count_flops(op.a, op.flops());
             }
             Tensor::WmmaMma { op, d, a, b, c } => {
                 let [ta, tb, tc, td] = op.types();
@@ -190,7 +195,7 @@ impl Machine<'_, '_> {
                 let (c, n) = (self.words(c, tc, wc), op.words()[3]);
                 op.execute(&wa[..a], &wb[..b], &wc[..c], &mut wd[..n]);
                 self.set_words(d, td, &wd[..n]);
-                self.worker.counts.tensor_flops += op.flops();
+                self.count_flops(ta, op.flops());
             }
             Tensor::Ldmatrix { op, d, address } => {
                 let mut at = self.addresses(address);
@@ -241,7 +246,7 @@ impl Machine<'_, '_> {
                 let right = tensor::Descriptor::decode(self.wide(*b_descriptor)[0]);
                 self.start_product(*op, d, left, right, scale, *transpose)?;
                 // Four warps execute it together.
-                self.worker.counts.tensor_flops += op.flops() / 4;
+                self.count_flops(op.a, op.flops() / 4);
             }
         }
         Ok(())
