@@ -77,6 +77,8 @@ pub(super) struct Own<'a> {
     pub warp: &'a Warp,
     pub checks: Checks,
     pub bytes: u32,
+    /// The first read of bytes that nothing has written.
+    pub missing: Option<Fault>,
 }
 
 impl tensor::Space for Own<'_> {
@@ -89,7 +91,14 @@ impl tensor::Space for Own<'_> {
             let what = format!("read of {size} bytes at {address:#x} of shared memory, which has {} bytes", self.bytes);
             return Err(Fault::new(FaultKind::OutOfBounds, what));
         }
-        self.shared.read(self.warp, address as u32, size, self.checks)?;
+        match self.shared.look(self.warp, address as u32, size, self.checks) {
+            Err(fault) if fault.kind() == FaultKind::Uninitialised => {
+                let lenient = Checks { uninitialised: false, ..self.checks };
+                self.shared.look(self.warp, address as u32, size, lenient)?;
+                self.missing.get_or_insert(fault);
+            }
+            looked => looked?,
+        }
         Host.read(self.shared.start() + address, into)
     }
 
@@ -169,6 +178,9 @@ impl Machine<'_, '_> {
                 None => return Ok(Flow::Select),
             },
         };
+        if let Tensor::WgmmaWait(count) = step {
+            return Ok(if self.wait_products(*count)? { flow } else { Flow::Select });
+        }
         let lanes = if apart { mask } else { u32::MAX };
         let mut fragments = self.worker.fragments.take().unwrap_or_default();
         let done = self.tensor_with(step, lanes, &mut fragments);
@@ -231,9 +243,8 @@ impl Machine<'_, '_> {
                 let n = self.words(from, of, wa);
                 op.execute(at, stride, &wa[..n], lanes, &mut View::new(self, address.space))?;
             }
-            Tensor::WgmmaFence => {}
+            Tensor::WgmmaFence | Tensor::WgmmaWait(_) => {}
             Tensor::WgmmaCommit => self.cluster.ctas[self.cta].products[self.warp.number].commit(),
-            Tensor::WgmmaWait(count) => self.wait_products(*count)?,
             Tensor::Wgmma { op, d, a, a_descriptor, b_descriptor, scale_d, negate, transpose } => {
                 let count = self.words(a, Type::F32, wa);
                 let scales = self.predicate(*scale_d);
@@ -244,7 +255,7 @@ impl Machine<'_, '_> {
                     Ok(op.left_in_registers(&wa[..count]))
                 };
                 let right = tensor::Descriptor::decode(self.wide(*b_descriptor)[0]);
-                self.start_product(*op, d, left, right, scale, *transpose)?;
+                self.start_product(*op, d, a, left, right, scale, *transpose)?;
                 // Four warps execute it together.
                 self.count_flops(op.a, op.flops() / 4);
             }

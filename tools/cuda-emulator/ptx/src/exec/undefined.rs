@@ -17,18 +17,8 @@ use crate::lanes::LANES;
 /// Lanes in which each byte of an access is undefined.
 pub(super) type Missing = [u32; 32];
 
-fn set(list: &mut Vec<u32>, at: usize, mask: u32, lanes: u32) {
-    if at >= list.len() {
-        if lanes & mask == 0 {
-            return;
-        }
-        list.resize(at + 64, 0);
-    }
-    list[at] = list[at] & !mask | lanes & mask;
-}
-
 impl Machine<'_, '_> {
-    fn undefined_row(&self, source: Src) -> u32 {
+    pub fn undefined_row(&self, source: Src) -> u32 {
         if source & CONST != 0 { 0 } else { self.warp.undefined.row((self.base + source) as usize) }
     }
 
@@ -38,13 +28,13 @@ impl Machine<'_, '_> {
 
     pub fn set_undefined_row(&mut self, row: u32, mask: u32, lanes: u32) {
         if row != NONE {
-            set(&mut self.warp.undefined.rows, (self.base + row) as usize, mask, lanes);
+            self.warp.undefined.set_row((self.base + row) as usize, mask, lanes);
         }
     }
 
     fn set_undefined_predicate(&mut self, p: u32, mask: u32, lanes: u32) {
         if p != NONE {
-            set(&mut self.warp.undefined.predicates, (self.base + p) as usize, mask, lanes);
+            self.warp.undefined.set_predicate((self.base + p) as usize, mask, lanes);
         }
     }
 

@@ -42,6 +42,8 @@ pub(super) struct Warp {
     /// The phase of the cluster's barrier in which each lane has arrived, and lanes that wait for its end.
     pub cluster_phase: [u64; LANES],
     pub cluster_waiting: u32,
+    /// Lanes that wait until the other warps of their warpgroup have issued their parts of a product.
+    pub group_waiting: u32,
     pub undefined: Undefined,
 }
 
@@ -57,6 +59,16 @@ pub(super) struct Undefined {
     pub origin: (String, u32),
 }
 
+fn set(list: &mut Vec<u32>, at: usize, mask: u32, lanes: u32) {
+    if at >= list.len() {
+        if lanes & mask == 0 {
+            return;
+        }
+        list.resize(at + 64, 0);
+    }
+    list[at] = list[at] & !mask | lanes & mask;
+}
+
 impl Undefined {
     /// Forgets all.
     pub fn clear(&mut self) {
@@ -65,6 +77,14 @@ impl Undefined {
             self.rows.fill(0);
             self.predicates.fill(0);
         }
+    }
+
+    pub fn set_row(&mut self, at: usize, mask: u32, lanes: u32) {
+        set(&mut self.rows, at, mask, lanes);
+    }
+
+    pub fn set_predicate(&mut self, at: usize, mask: u32, lanes: u32) {
+        set(&mut self.predicates, at, mask, lanes);
     }
 
     pub fn row(&self, at: usize) -> u32 {
@@ -107,6 +127,7 @@ impl Warp {
             floor: 0,
             cluster_phase: [0; LANES],
             cluster_waiting: 0,
+            group_waiting: 0,
             undefined: Undefined::default(),
         };
         warp.restart(threads, frame);
@@ -122,6 +143,7 @@ impl Warp {
         self.predicates.resize(rows, 0);
         self.live = if threads >= 32 { u32::MAX } else { (1 << threads) - 1 };
         (self.ready, self.waiting, self.tired, self.cluster_waiting) = (self.live, 0, 0, 0);
+        self.group_waiting = 0;
         (self.pc, self.base) = ([frame.entry; LANES], [0; LANES]);
         (self.clock, self.floor, self.cluster_phase) = (Clock::default(), 0, [0; LANES]);
         self.undefined.clear();
