@@ -61,10 +61,12 @@ impl Machine<'_, '_> {
         each(mask, |lane| {
             let from = self.warp.local_at(lane);
             for &(target, source, bytes) in &call.copies {
+                let (source, target) = (tops[lane] + source, own[lane] + target);
+                self.warp.undefined.copy_local(lane, source.into(), target.into(), bytes);
                 // SAFETY: the lane's local memory has been made large enough for both ranges.
                 unsafe {
-                    let source = (from + u64::from(tops[lane] + source)) as *const u8;
-                    let target = (from + u64::from(own[lane] + target)) as *mut u8;
+                    let source = (from + u64::from(source)) as *const u8;
+                    let target = (from + u64::from(target)) as *mut u8;
                     std::ptr::copy(source, target, bytes as usize);
                 }
             }

@@ -37,16 +37,22 @@ pub(super) struct View<'a, 'm, 'e> {
     pub space: Space,
     /// The sector of global memory that was used last: a row that is read in pieces is one request.
     sector: u64,
+    /// The first read of bytes that nothing has written.
+    missing: Option<Fault>,
+    /// Whether what is written is undefined.
+    undefined: bool,
 }
 
 impl<'a, 'm, 'e> View<'a, 'm, 'e> {
     pub fn new(machine: &'a mut Machine<'m, 'e>, space: Space) -> Self {
-        Self { machine, space, sector: u64::MAX }
+        Self { machine, space, sector: u64::MAX, missing: None, undefined: false }
     }
 
     fn one(&mut self, address: u64, bytes: usize, kind: Kind) -> Result<u64, Fault> {
         let before = self.machine.worker.counts.sectors;
-        let at = self.machine.one(self.space, address, bytes as u32, kind)?;
+        let space = self.space;
+        let (at, fault) = self.machine.lenient(|machine| machine.one(space, address, bytes as u32, kind))?;
+        self.missing = self.missing.take().or(fault);
         let sectors = &mut self.machine.worker.counts.sectors;
         *sectors -= u64::from(*sectors > before && address / 32 == self.sector);
         self.sector = (address + bytes as u64 - 1) / 32;
@@ -66,6 +72,9 @@ impl tensor::Space for View<'_, '_, '_> {
         let at = self.one(address, from.len(), Kind::Write)?;
         if !self.machine.suspects.is_empty() {
             self.machine.judge(&[address; LANES], 1, from.len() as u32, |_, _, byte| from[byte])?;
+        }
+        if self.undefined {
+            (0..from.len() as u64).for_each(|byte| self.machine.unwrite(self.space, address + byte, 0));
         }
         Host.write(at, from)
     }
@@ -210,11 +219,17 @@ impl Machine<'_, '_> {
                 self.count_flops(ta, op.flops());
             }
             Tensor::Ldmatrix { op, d, address } => {
-                let mut at = self.addresses(address);
+                let asked = self.addresses(address);
                 let lanes = u32::MAX >> (32 - 8 * op.count);
-                self.resolve(address.space, &mut at, lanes, 16, Kind::Read, false)?;
+                let (at, fault) = self.lenient(|machine| {
+                    let mut at = asked;
+                    machine.resolve(address.space, &mut at, lanes, 16, Kind::Read, false).map(|()| at)
+                })?;
                 op.execute(&at, &mut Host, &mut wd[..op.count])?;
                 self.set_words(d, Type::F16, &wd[..op.count]);
+                if let Some(fault) = fault {
+                    self.shade_matrices(*op, d, address.space, &asked, lanes, &fault)?;
+                }
             }
             Tensor::Stmatrix { op, from, address } => {
                 let mut at = self.addresses(address);
@@ -222,6 +237,10 @@ impl Machine<'_, '_> {
                 let count = self.words(from, Type::F16, wa);
                 self.resolve(address.space, &mut at, lanes, 16, Kind::Write, false)?;
                 op.execute(&at, &wa[..count], &mut Host)?;
+                if self.any_undefined(from) {
+                    let asked = self.addresses(address);
+                    self.store_undefined_matrices(from, address.space, &asked);
+                }
             }
             Tensor::Movmatrix { d, a } => {
                 let moved = movmatrix(self.row(*a));
@@ -231,8 +250,13 @@ impl Machine<'_, '_> {
                 let at = self.uniform_address(address)?;
                 let stride = (*stride != NONE).then(|| u64::from(self.row(*stride)[0]));
                 let n = op.words();
-                op.execute(at, stride, &mut View::new(self, address.space), &mut wd[..n])?;
+                let mut view = View::new(self, address.space);
+                op.execute(at, stride, &mut view, &mut wd[..n])?;
+                let missing = view.missing;
                 self.set_words(d, if d.len() == n { Type::F32 } else { Type::F64 }, &wd[..n]);
+                if let Some(fault) = missing {
+                    self.shade_fragment(d, &fault);
+                }
             }
             Tensor::WmmaStore { op, from, address, stride } => {
                 let first = lanes.trailing_zeros() as usize;
@@ -241,7 +265,8 @@ impl Machine<'_, '_> {
                 let stride = (*stride != NONE).then(|| u64::from(self.row(*stride)[first]));
                 let of = if from.len() == op.words() { Type::F32 } else { Type::F64 };
                 let n = self.words(from, of, wa);
-                op.execute(at, stride, &wa[..n], lanes, &mut View::new(self, address.space))?;
+                let undefined = self.any_undefined(from);
+                op.execute(at, stride, &wa[..n], lanes, &mut View { undefined, ..View::new(self, address.space) })?;
             }
             Tensor::WgmmaFence | Tensor::WgmmaWait(_) => {}
             Tensor::WgmmaCommit => self.cluster.ctas[self.cta].products[self.warp.number].commit(),

@@ -9,13 +9,15 @@ use super::undefined::Missing;
 use crate::code::{Access, NONE, Space};
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;
-use crate::options::Counts;
 
 impl Machine<'_, '_> {
     pub fn load(&mut self, access: &Access, mask: u32) -> Result<(), Fault> {
         let mut at = self.addresses(&access.address);
         let size = u32::from(access.element.bytes) * u32::from(access.count);
-        let missing = self.resolve_read(access, &mut at, mask, size)?;
+        let mut missing = self.resolve_read(access, &mut at, mask, size)?;
+        if self.warp.undefined.any && missing.is_none() {
+            missing = self.missing_local(access, mask, size);
+        }
         for (i, &reg) in access.regs[..access.count.into()].iter().enumerate() {
             if reg != NONE {
                 let shift = i as u64 * u64::from(access.element.bytes);
@@ -43,15 +45,9 @@ impl Machine<'_, '_> {
         size: u32,
     ) -> Result<Option<Missing>, Fault> {
         let space = access.address.space;
-        let Counts { global_read, sectors, shared_accesses, bank_conflicts, .. } = self.worker.counts;
+        let before = self.counted();
         let Err(fault) = self.resolve(space, at, mask, size, Kind::Read, access.strong) else { return Ok(None) };
-        if fault.kind() != FaultKind::Uninitialised {
-            return Err(fault);
-        }
-        // What the first look has counted is counted again.
-        let counts = &mut self.worker.counts;
-        (counts.global_read, counts.sectors) = (global_read, sectors);
-        (counts.shared_accesses, counts.bank_conflicts) = (shared_accesses, bank_conflicts);
+        let fault = self.repeats(fault, before)?;
         *at = self.addresses(&access.address);
         let missing = self.missing(space, at, mask, size, &fault);
         self.lenient = true;

@@ -7,6 +7,7 @@
 use super::clock::Clock;
 use crate::code::{Frame, HEADER};
 use crate::lanes::{LANES, Row};
+use std::collections::HashMap;
 
 /// Rows that frames of a warp may take in all.
 const MOST_ROWS: usize = 1 << 20;
@@ -55,6 +56,8 @@ pub(super) struct Undefined {
     /// Undefined lanes of each row (of the first of two), and of each predicate.
     pub rows: Vec<u32>,
     pub predicates: Vec<u32>,
+    /// Lanes of which a byte of local memory is undefined, by its place.
+    pub locals: HashMap<u64, u32>,
     /// The last read of such memory, for messages, and the step that did it.
     pub origin: (String, u32),
 }
@@ -76,6 +79,28 @@ impl Undefined {
             self.any = false;
             self.rows.fill(0);
             self.predicates.fill(0);
+            self.locals.clear();
+        }
+    }
+
+    pub fn local(&self, at: u64) -> u32 {
+        self.locals.get(&at).copied().unwrap_or(0)
+    }
+
+    pub fn set_local(&mut self, at: u64, lane: usize, undefined: bool) {
+        let lanes = self.local(at) & !(1 << lane) | u32::from(undefined) << lane;
+        if lanes == 0 {
+            self.locals.remove(&at);
+        } else {
+            self.locals.insert(at, lanes);
+        }
+    }
+
+    /// What a lane copies within its local memory is as undefined as before.
+    pub fn copy_local(&mut self, lane: usize, from: u64, to: u64, bytes: u32) {
+        if !self.locals.is_empty() {
+            let found: Vec<bool> = (0..bytes.into()).map(|at| self.local(from + at) >> lane & 1 != 0).collect();
+            found.into_iter().zip(to..).for_each(|(undefined, at)| self.set_local(at, lane, undefined));
         }
     }
 

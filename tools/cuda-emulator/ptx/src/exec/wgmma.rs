@@ -11,7 +11,7 @@ use super::cta::Cta;
 use super::machine::Machine;
 use super::products::{GROUP, Product, Products};
 use super::tensor::Own;
-use crate::code::{NONE, Src};
+use crate::code::Src;
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;
 use crate::options::Class;
@@ -155,9 +155,5 @@ impl Machine<'_, '_> {
             parts.iter_mut().for_each(|part| part.complete = number + 1);
         }
         Ok(())
-    }
-
-    fn any_undefined(&self, rows: &[Src]) -> bool {
-        self.warp.undefined.any && rows.iter().any(|row| *row != NONE && self.undefined_row(*row) != 0)
     }
 }
