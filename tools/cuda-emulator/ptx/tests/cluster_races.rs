@@ -110,6 +110,7 @@ fn relaxed_arrivals_order_the_blocks_only_behind_a_fence() {
     let fenced = format!("fence.acq_rel.cluster;\n{relaxed}");
     race(&exchange(relaxed, WAIT));
     fine(&exchange(&fenced, WAIT));
+    race(&exchange(&format!("fence.mbarrier_init.release.cluster;\n{relaxed}"), WAIT));
     fine(&exchange(WAIT, &fenced));
     let body = |arrive: &str| {
         format!(
