@@ -23,8 +23,8 @@ pub(super) struct Product {
 
 impl Product {
     /// What all parts of a product have in common.
-    pub fn operands(&self) -> (Wgmma, Scale, [bool; 2], Option<Descriptor>, Descriptor) {
-        (self.op, self.scale, self.transpose, self.left.as_ref().err().copied(), self.right)
+    pub fn operands(&self) -> (Wgmma, [bool; 2], Option<Descriptor>, Descriptor) {
+        (self.op, self.transpose, self.left.as_ref().err().copied(), self.right)
     }
 }
 

@@ -3,6 +3,7 @@
 use super::access::Kind;
 use super::exchange::Sync;
 use super::machine::{Flow, Machine};
+use super::products::Product;
 use super::shared::{Checks, Shared};
 use super::warp::Warp;
 use super::worker::{Fragments, MOST};
@@ -280,7 +281,10 @@ impl Machine<'_, '_> {
                     Ok(op.left_in_registers(&wa[..count]))
                 };
                 let right = tensor::Descriptor::decode(self.wide(*b_descriptor)[0]);
-                self.start_product(*op, d, a, left, right, scale, *transpose)?;
+                let undefined = self.any_undefined(a);
+                let product =
+                    Product { op: *op, left, right, scale, transpose: *transpose, sum: 0, group: 0, undefined };
+                self.start_product(product, d)?;
                 // Four warps execute it together.
                 self.count_flops(op.a, op.flops() / 4);
             }

@@ -14,10 +14,7 @@ impl Machine<'_, '_> {
     pub fn load(&mut self, access: &Access, mask: u32) -> Result<(), Fault> {
         let mut at = self.addresses(&access.address);
         let size = u32::from(access.element.bytes) * u32::from(access.count);
-        let mut missing = self.resolve_read(access, &mut at, mask, size)?;
-        if self.warp.undefined.any && missing.is_none() {
-            missing = self.missing_local(access, mask, size);
-        }
+        let missing = self.resolve_read(access, &mut at, mask, size)?;
         for (i, &reg) in access.regs[..access.count.into()].iter().enumerate() {
             if reg != NONE {
                 let shift = i as u64 * u64::from(access.element.bytes);
@@ -46,7 +43,9 @@ impl Machine<'_, '_> {
     ) -> Result<Option<Missing>, Fault> {
         let space = access.address.space;
         let before = self.counted();
-        let Err(fault) = self.resolve(space, at, mask, size, Kind::Read, access.strong) else { return Ok(None) };
+        let Err(fault) = self.resolve(space, at, mask, size, Kind::Read, access.strong) else {
+            return Ok(if self.warp.undefined.any { self.missing_local(access, mask, size) } else { None });
+        };
         let fault = self.repeats(fault, before)?;
         *at = self.addresses(&access.address);
         let missing = self.missing(space, at, mask, size, &fault);

@@ -62,6 +62,7 @@ impl Machine<'_, '_> {
     }
 
     /// The bytes of a load from local memory to which something undefined has been stored, if there are any.
+    #[cold]
     pub fn missing_local(&self, access: &Access, mask: u32, size: u32) -> Option<Missing> {
         if self.warp.undefined.locals.is_empty() {
             return None;

@@ -45,6 +45,7 @@ impl Machine<'_, '_> {
     ///
     /// # Errors
     /// Any other fault.
+    #[cold]
     pub fn repeats(&mut self, fault: Fault, before: [u64; 4]) -> Result<Fault, Fault> {
         if fault.kind() != FaultKind::Uninitialised {
             return Err(fault);

@@ -11,28 +11,16 @@ use super::cta::Cta;
 use super::machine::Machine;
 use super::products::{GROUP, Product, Products};
 use super::tensor::Own;
-use crate::code::Src;
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;
 use crate::options::Class;
-use crate::tensor::{Descriptor, Left, Scale, Wgmma};
 
 /// What registers hold while a product is under way.
 const POISON: u32 = 0x7fff_ffff;
 
 impl Machine<'_, '_> {
-    /// `wgmma.mma_async`; `a` are the registers of the left operand, if it is in registers.
-    #[allow(clippy::too_many_arguments)]
-    pub fn start_product(
-        &mut self,
-        op: Wgmma,
-        d: &[u32],
-        a: &[Src],
-        left: Result<Left, Descriptor>,
-        right: Descriptor,
-        scale: Scale,
-        transpose: [bool; 2],
-    ) -> Result<(), Fault> {
+    /// `wgmma.mma_async`; of the product, accumulator and group are still to be found.
+    pub fn start_product(&mut self, mut product: Product, d: &[u32]) -> Result<(), Fault> {
         let number = self.warp.number;
         let first = number / GROUP * GROUP;
         if first + GROUP > self.env.warps {
@@ -41,10 +29,9 @@ impl Machine<'_, '_> {
         }
         let mut products = std::mem::take(&mut self.cluster.ctas[self.cta].products[number]);
         let values = || (d.iter().map(|row| *self.row(*row)).collect(), self.any_undefined(d));
-        let sum = products.accumulator(self.base, d, values)?;
-        products.sums[sum].open += 1;
-        let (group, undefined) = (products.committed, self.any_undefined(a));
-        products.products.push(Product { op, left, right, scale, transpose, sum, group, undefined });
+        (product.sum, product.group) = (products.accumulator(self.base, d, values)?, products.committed);
+        products.sums[product.sum].open += 1;
+        products.products.push(product);
         products.issued += 1;
         let cta = &mut self.cluster.ctas[self.cta];
         cta.products[number] = products;
@@ -117,7 +104,7 @@ impl Machine<'_, '_> {
         for number in parts[me].complete..until {
             let at = |part: &Products| (number - part.first()) as usize;
             let operands = parts[me].products[at(&parts[me])].operands();
-            let (op, scale, transpose, of_left, of_right) = operands;
+            let (op, transpose, of_left, of_right) = operands;
             let mut own = Own { shared, warp: running, checks, bytes, missing: None };
             let right = op.right(of_right, transpose[1], &mut own)?;
             let missing_right = own.missing;
@@ -131,8 +118,7 @@ impl Machine<'_, '_> {
                 }
                 let mut missing = missing_right.clone();
                 // The running warp is not in its place.
-                let mut warp = warps[first + rank].as_deref_mut();
-                let warp = warp.as_deref_mut().unwrap_or(running);
+                let warp = warps[first + rank].as_deref_mut().unwrap_or(&mut *running);
                 let read = match of_left {
                     None => None,
                     Some(descriptor) => {
@@ -144,9 +130,9 @@ impl Machine<'_, '_> {
                 };
                 let sum = &mut sums[product.sum];
                 if let Some(left) = product.left.as_ref().ok().or(read.as_ref()) {
-                    op.multiply(left, &right, scale, &mut sum.values);
+                    op.multiply(left, &right, product.scale, &mut sum.values);
                 }
-                sum.undefined = sum.undefined && scale.d || product.undefined || missing.is_some();
+                sum.undefined = sum.undefined && product.scale.d || product.undefined || missing.is_some();
                 if let Some(fault) = missing {
                     warp.undefined.any = true;
                     warp.undefined.origin = (fault.what().to_owned(), pc);
