@@ -4,7 +4,7 @@ use crate::abi::{CUcontext, CUdevice, CUdeviceptr, CUmemoryPool};
 use crate::errors::{Answer, Code};
 use crate::say::say;
 use crate::settings::settings;
-use ptx::{Allocation, Fault, FaultKind, Memory};
+use ptx::{Allocation, Fault, FaultKind, Memory, OutOfMemory};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
@@ -108,17 +108,24 @@ impl Card {
         if bytes == 0 {
             return Err(Code::INVALID_VALUE);
         }
-        let align = if bytes >= PAGE { PAGE as u64 } else { 256 };
-        // Holes between pages may have room where no whole page has.
-        let address =
-            self.memory.alloc(bytes as u64, align, origin).or_else(|_| self.memory.alloc(bytes as u64, 256, origin));
-        let address = address.map_err(|error| {
+        self.try_alloc(bytes, owner, origin).map_err(|error| {
             say(&format!(
                 "{origin}: {bytes} bytes do not fit on card {}: {error}; KILN_EMULATED_MEMORY sets its size",
                 self.ordinal
             ));
             Code::OUT_OF_MEMORY
-        })?;
+        })
+    }
+
+    /// Like [`Card::alloc`], of at least one byte and without a word on stderr.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn try_alloc(&self, bytes: usize, owner: Owner, origin: &str) -> Result<CUdeviceptr, OutOfMemory> {
+        let align = if bytes >= PAGE { PAGE as u64 } else { 256 };
+        // Holes between pages may have room where no whole page has.
+        let address =
+            self.memory.alloc(bytes as u64, align, origin).or_else(|_| self.memory.alloc(bytes as u64, 256, origin))?;
         locked(&self.owners).insert(address, owner);
         Ok(address)
     }
@@ -170,7 +177,7 @@ pub fn code_of(fault: &Fault) -> Code {
         FaultKind::Misaligned => Code::MISALIGNED_ADDRESS,
         FaultKind::Unsupported => Code::ILLEGAL_INSTRUCTION,
         FaultKind::OutOfBounds | FaultKind::UseAfterFree | FaultKind::Uninitialised => Code::ILLEGAL_ADDRESS,
-        FaultKind::Trap => Code::ASSERT,
+        FaultKind::Assertion => Code::ASSERT,
         FaultKind::InvalidLaunch | FaultKind::InvalidValue => Code::INVALID_VALUE,
         FaultKind::Limit => Code::LAUNCH_TIMEOUT,
         _ => Code::LAUNCH_FAILED,

@@ -44,6 +44,7 @@ pub fn make(bytes: usize, flags: c_uint) -> Answer<*mut u8> {
 pub fn free(address: usize) -> Answer {
     let context = current()?;
     let row = pinned_at(address).filter(|row| row.start == address && row.ours).ok_or(Code::INVALID_VALUE)?;
+    crate::profile::waited();
     engine().wait(&engine().tails(context.handle));
     engine().wait(&engine().tails(row.context));
     let row = unpin(address, true, Code::INVALID_VALUE)?;
@@ -78,6 +79,7 @@ api! {
     }
     fn cuMemHostUnregister(address: usize) {
         let context = current()?;
+        crate::profile::waited();
         engine().wait(&engine().tails(context.handle));
         unpin(address, false, Code::HOST_MEMORY_NOT_REGISTERED).map(|_| ())
     }

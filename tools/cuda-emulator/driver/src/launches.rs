@@ -37,8 +37,15 @@ pub fn product(sizes: [u32; 3]) -> u64 {
     sizes.iter().map(|&size| u64::from(size)).product()
 }
 
-/// Registers of a multiprocessor.
+/// Registers of a multiprocessor, and the schedulers among which it divides them and its warps.
 const REGISTERS: u32 = 65_536;
+const SCHEDULERS: u32 = 4;
+
+/// Blocks of so many warps that have room if each thread has so many registers. Warps get them in steps of 256.
+fn by_registers(registers: u32, warps: u32) -> u32 {
+    let room = REGISTERS / (registers.max(1) * 32).next_multiple_of(256);
+    room / SCHEDULERS * SCHEDULERS / warps
+}
 
 /// Blocks of `threads` threads that a multiprocessor holds at once: by threads, blocks, registers and shared memory.
 pub fn blocks(function: &Function, module: &Module, threads: u32, shared: usize, _flags: c_uint) -> u32 {
@@ -47,12 +54,24 @@ pub fn blocks(function: &Function, module: &Module, threads: u32, shared: usize,
         return 0;
     }
     let warps = threads.div_ceil(32);
-    // Registers are given out to warps in steps of 256; shared memory to blocks in steps of 128 bytes.
-    let registers = (function.registers(module) * 32).next_multiple_of(256) * warps;
+    // Shared memory is given out in steps of 128 bytes.
     let shared = (kernel.static_shared + SHARED_RESERVED) as usize + shared;
     let shared = shared.next_multiple_of(128);
     BLOCKS_PER_SM
         .min(THREADS_PER_SM / (warps * 32))
-        .min(REGISTERS / registers)
+        .min(by_registers(function.registers(module), warps))
         .min((spec().shared_per_sm as usize / shared) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As in CUDA's occupancy calculator.
+    #[test]
+    fn warps_that_registers_have_room_for_are_a_multiple_of_the_schedulers() {
+        for (registers, threads, blocks) in [(40, 96, 16), (96, 32, 20), (32, 1024, 2), (255, 256, 1), (128, 128, 4)] {
+            assert_eq!(by_registers(registers, threads / 32), blocks, "{registers} registers, {threads} threads");
+        }
+    }
 }

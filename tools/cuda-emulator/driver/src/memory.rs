@@ -22,6 +22,7 @@ fn free(address: CUdeviceptr) -> Answer {
     }
     let card = card_of(address).ok_or(Code::INVALID_VALUE)?;
     if let Some(owner) = card.owner(address) {
+        crate::profile::waited();
         engine().wait(&engine().tails(owner.context));
     }
     card.free(address)?;

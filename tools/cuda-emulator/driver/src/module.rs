@@ -23,6 +23,7 @@ pub fn close_all(context: CUcontext) {
 /// There is no such module.
 pub fn unload(handle: CUmodule) -> Answer {
     let module = modules().remove(handle)?;
+    crate::profile::waited();
     engine().wait(&engine().tails(module.context.handle));
     module.forget();
     Ok(())

@@ -6,6 +6,7 @@
 use crate::abi::{CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUmemPoolProps, CUmemoryPool, CUstream};
 use crate::call::{api, out, values};
 use crate::card::{Owner, card, card_of, cards};
+use crate::engine::engine;
 use crate::engine::work::Work;
 use crate::errors::{Answer, Code};
 use crate::handles::{Table, fresh};
@@ -66,9 +67,17 @@ fn alloc(to: *mut CUdeviceptr, bytes: usize, pool: &Pool, stream: &Stream) -> An
         // SAFETY: checked for null.
         return unsafe { out(to, 0) };
     }
+    let (card, origin) = (&cards()[pool.card], "cuMemAllocAsync");
     let owner = Owner { context: stream.context.handle, pool: pool.handle };
-    let address = cards()[pool.card].alloc(bytes, owner, "cuMemAllocAsync")?;
-    pool.most.fetch_max(cards()[pool.card].used_by(pool.handle), Ordering::Relaxed);
+    let fit = || card.try_alloc(bytes, owner, origin).ok();
+    // What the stream frees earlier is free for it. Before it gives up, a card waits for other streams' frees.
+    let fit_after_frees = |of| {
+        engine().wait(&engine().frees(card.ordinal, of));
+        fit()
+    };
+    let address = fit().or_else(|| fit_after_frees(Some(stream.handle))).or_else(|| fit_after_frees(None));
+    let address = address.map_or_else(|| card.alloc(bytes, owner, origin), Ok)?;
+    pool.most.fetch_max(card.used_by(pool.handle), Ordering::Relaxed);
     stream.submit(&[], Work::Nothing)?;
     // SAFETY: checked for null.
     unsafe { out(to, address) }

@@ -1,4 +1,4 @@
-//! A table of what the kernels of a process did, and a model of the time that a card would take at least.
+//! A table of what the kernels of a process did, and a model of the time that a card would take.
 //!
 //! # Model of time
 //!
@@ -6,16 +6,17 @@
 //!
 //! * memory: 32 bytes for each sector that a warp asks for, by the card's bandwidth. It takes every sector from memory, so a
 //!   kernel that finds much in the caches can be faster;
-//! * tensor cores: their floating-point operations by the card's dense peak for bf16;
-//! * instructions: warp instructions by four a cycle on each multiprocessor.
+//! * tensor cores: their operations by the card's dense peak for the type of their operands;
+//! * instructions: warp instructions of PTX by four a cycle on each multiprocessor.
 //!
 //! The last two count only as many multiprocessors as there are blocks. Latencies, waits, bank conflicts and launches are not in
-//! the model, so the time is a bound from below but for the caches.
+//! the model, so a card takes longer than the term of tensor cores, and longer than that of memory but for the caches. The term
+//! of instructions is no such bound: `ptxas` removes many of those that PTX has, such as `mov`, `cvta` and `ld.param`, and adds others.
 
 use crate::launches::Launch;
 use crate::settings::settings;
 use crate::spec::{Spec, spec};
-use ptx::{Class, Counts};
+use ptx::{Class, Counts, Rate};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Mutex;
@@ -45,11 +46,12 @@ struct Row {
     resident: u32,
 }
 
-/// Bytes a second of memory, and bf16 operations a second of tensor cores.
-fn peaks(spec: &Spec) -> (f64, f64) {
+/// Bytes a second of memory, and dense operations a second of tensor cores by [`Rate`].
+fn peaks(spec: &Spec) -> (f64, [f64; Rate::ALL.len()]) {
     match spec.capability.0 {
-        8 => (2.039e12, 312e12),
-        _ => (3.352e12, 989.4e12),
+        8 => (2.039e12, [19.5e12, 156e12, 312e12, 624e12, 1248e12]),
+        // Integers of 4 bits have no rate of their own.
+        _ => (3.352e12, [66.9e12, 494.7e12, 989.4e12, 1978.9e12, 1978.9e12]),
     }
 }
 
@@ -61,12 +63,12 @@ fn terms(spec: &Spec, counts: &Counts, blocks: u64) -> [f64; 3] {
     let issued = 4.0 * multiprocessors * f64::from(spec.clocks.0) * 1e3;
     [
         counts.sectors as f64 * 32.0 / bandwidth,
-        counts.tensor_flops as f64 / (flops * share),
+        counts.tensor_flops.iter().zip(flops).map(|(&count, rate)| count as f64 / (rate * share)).sum(),
         counts.total() as f64 / (issued * share),
     ]
 }
 
-/// Counts a wait of the host.
+/// Counts a wait of the host, asked for or, as in a free, part of another call.
 pub fn waited() {
     WAITS.fetch_add(1, Ordering::Relaxed);
 }
@@ -122,8 +124,7 @@ pub fn table() -> String {
     let rows = ROWS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let mut sorted: Vec<_> = rows.iter().collect();
     sorted.sort_by(|a, b| b.1.model.total_cmp(&a.1.model));
-    let mut text =
-        format!("# Emulated {}: counts are exact, times are a model's (bounds, not measured)\n", spec().name);
+    let mut text = format!("# Emulated {}: counts are exact, times are a model's (not measured)\n", spec().name);
     let classes: Vec<_> = Class::ALL.iter().map(|class| format!("{class:?}").to_lowercase()).collect();
     let _ = writeln!(
         text,
@@ -150,7 +151,7 @@ pub fn table() -> String {
             limits[most],
             row.launches,
             short(c.total() as f64),
-            short(c.tensor_flops as f64),
+            short(c.total_tensor_flops() as f64),
             short(c.global_read as f64),
             short(c.global_written as f64),
             short(c.sectors as f64),
@@ -191,6 +192,13 @@ mod tests {
         assert!((memory - 32e6 / peaks(spec).0).abs() < 1e-12);
         assert_eq!((tensor, issue), (0.0, 0.0));
         counts.instructions[0] = 1_000_000;
+        let tensor = |rate: Rate| {
+            let mut counts = Counts::default();
+            counts.tensor_flops[rate as usize] = 1 << 40;
+            terms(spec, &counts, 10_000)[1]
+        };
+        assert!((tensor(Rate::Tf32) / tensor(Rate::Half) - 2.0).abs() < 1e-3);
+        assert!((tensor(Rate::Half) / tensor(Rate::Byte) - 2.0).abs() < 1e-3);
         assert!(terms(spec, &counts, 1)[2] > 50.0 * terms(spec, &counts, 10_000)[2]);
     }
 }

@@ -147,7 +147,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         for ((checks, _), (seconds, counts)) in sets.iter().zip(best) {
             let millions = counts.total() as f64 / 1e6;
-            let flops = counts.tensor_flops as f64 / seconds / 1e9;
+            let flops = counts.total_tensor_flops() as f64 / seconds / 1e9;
             println!(
                 "{name:>12} {checks:>15}: {millions:8.2} million in {:7.1} ms: {:6.1} million/s, {flops:5.1} GFLOP/s of tensor cores",
                 seconds * 1e3,

@@ -23,8 +23,10 @@ pub enum FaultKind {
     Mask,
     /// An instruction, operand or directive that is not emulated.
     Unsupported,
-    /// `trap`, or a call of `__assertfail`.
+    /// `trap` or `brkpt`.
     Trap,
+    /// A call of `__assertfail`.
+    Assertion,
     /// A launch whose sizes or parameters do not fit the kernel.
     InvalidLaunch,
     /// A call of [`crate::Memory`] with an address it does not know.

@@ -79,4 +79,4 @@ pub use exec::launch;
 pub use fault::{Fault, FaultKind, Location};
 pub use memory::{Allocation, CARD_SPAN, DEVICE_BASE, MAX_CARDS, Memory, OutOfMemory};
 pub use module::{Kernel, Module, Param, PtxError, Variable};
-pub use options::{Class, Counts, Launch, Options};
+pub use options::{Class, Counts, Launch, Options, Rate};

@@ -1,5 +1,7 @@
 //! What a launch is given besides its kernel, and what it reports.
 
+use crate::tensor::Type;
+
 /// Sizes and parameters of a launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
@@ -119,13 +121,45 @@ impl Class {
     ];
 }
 
+/// Types of matrices' elements that tensor cores multiply equally fast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Rate {
+    /// `f64`.
+    F64,
+    /// `tf32`.
+    Tf32,
+    /// `f16` and `bf16`.
+    Half,
+    /// 8 bits: `e4m3`, `e5m2` and integers.
+    Byte,
+    /// Integers of 4 bits.
+    Nibble,
+}
+
+impl Rate {
+    /// All rates, in the order of [`Counts::tensor_flops`].
+    pub const ALL: [Self; 5] = [Self::F64, Self::Tf32, Self::Half, Self::Byte, Self::Nibble];
+
+    /// The rate of products of this type.
+    pub fn of(factor: Type) -> Self {
+        match factor {
+            Type::F64 => Self::F64,
+            Type::F32 | Type::Tf32 | Type::S32 => Self::Tf32,
+            Type::F16 | Type::Bf16 => Self::Half,
+            Type::E4m3 | Type::E5m2 | Type::S8 | Type::U8 => Self::Byte,
+            Type::S4 | Type::U4 => Self::Nibble,
+        }
+    }
+}
+
 /// What a launch did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Warp instructions by [`Class`].
     pub instructions: [u64; Class::ALL.len()],
-    /// Floating-point operations (2 for a multiply-add) of tensor core instructions.
-    pub tensor_flops: u64,
+    /// Operations (2 for a multiply-add) of tensor core instructions by [`Rate`].
+    pub tensor_flops: [u64; Rate::ALL.len()],
     /// Bytes that threads read from global memory.
     pub global_read: u64,
     /// Bytes that threads wrote to global memory.
@@ -146,10 +180,15 @@ impl Counts {
         self.instructions.iter().sum()
     }
 
+    /// Operations of tensor core instructions at all rates.
+    pub fn total_tensor_flops(&self) -> u64 {
+        self.tensor_flops.iter().sum()
+    }
+
     /// Adds another launch's or block's counts.
     pub fn add(&mut self, other: &Self) {
         self.instructions.iter_mut().zip(other.instructions).for_each(|(sum, count)| *sum += count);
-        self.tensor_flops += other.tensor_flops;
+        self.tensor_flops.iter_mut().zip(other.tensor_flops).for_each(|(sum, flops)| *sum += flops);
         self.global_read += other.global_read;
         self.global_written += other.global_written;
         self.sectors += other.sectors;

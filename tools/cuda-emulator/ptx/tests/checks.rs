@@ -197,6 +197,19 @@ fn masks_that_name_lanes_which_do_not_come() {
     assert_eq!(fine(late, 32, 32)[..17], [9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 0]);
 }
 
+/// Lanes 0 to 7 wait for lanes that exit, and the others spin until one of the first writes.
+#[test]
+fn lanes_go_on_when_the_last_lane_that_they_wait_for_exits_although_others_spin() {
+    let body = "st.shared.u32 [dynamic], 0; bar.warp.sync -1; setp.lt.u32 %p1, %r0, 8; setp.lt.u32 %p2, %r0, 16;
+        @%p1 bra WAIT; @%p2 ret; SPIN: ld.volatile.shared.u32 %r1, [dynamic]; setp.eq.u32 %p3, %r1, 0; @%p3 bra SPIN; ret;
+        WAIT: bar.warp.sync 65535; st.volatile.shared.u32 [dynamic], 1; ret;";
+    for seed in [None, Some(1), Some(2)] {
+        let mut card = Card::kernel(body);
+        card.options = Options { seed, limit: 1_000_000, ..card.options };
+        card.run(32, 0).unwrap_or_else(|fault| panic!("{fault}"));
+    }
+}
+
 #[test]
 fn a_copy_is_read_after_its_wait_only() {
     let body = |wait: &str| {

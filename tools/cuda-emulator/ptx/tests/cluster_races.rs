@@ -102,3 +102,41 @@ fn atomic_operations_on_another_block_do_not_race() {
     assert_eq!(fine(&body), [7; 256]);
     race(&body.replacen(WAIT, "bar.sync 0;", 1));
 }
+
+/// "barrier.cluster": a relaxed arrival orders no memory; a fence before it does.
+#[test]
+fn relaxed_arrivals_order_the_blocks_only_behind_a_fence() {
+    let relaxed = "barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;";
+    let fenced = format!("fence.acq_rel.cluster;\n{relaxed}");
+    race(&exchange(relaxed, WAIT));
+    fine(&exchange(&fenced, WAIT));
+    race(&exchange(&format!("fence.mbarrier_init.release.cluster;\n{relaxed}"), WAIT));
+    fine(&exchange(WAIT, &fenced));
+    let body = |arrive: &str| {
+        format!(
+            "setp.ne.u32 %p1, %r0, 0; @!%p1 mbarrier.init.shared::cta.b64 [512], 64; {WAIT}
+             setp.ne.u32 %p2, %r1, 0; @%p2 bra TAKE; st.shared::cluster.u32 [%r3], %r5; mov.u32 %r7, 512;
+             mapa.shared::cluster.u32 %r8, %r7, 1; {arrive} bra END;
+             TAKE: mbarrier.try_wait.parity.shared::cta.b64 %p3, [512], 0; @!%p3 bra TAKE;
+             ld.shared.u32 %r6, [%r2]; st.global.u32 [%rd1], %r6; END: {relaxed}"
+        )
+    };
+    let arrive = "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%r8];";
+    race(&body(arrive));
+    fine(&body(&format!("fence.acq_rel.cluster; {arrive}")));
+}
+
+#[test]
+fn whether_a_launch_has_clusters_is_a_predicate() {
+    let body = "mov.pred %p1, %is_explicit_cluster; selp.u32 %r6, 1, 0, %p1; st.global.u32 [%rd1], %r6;";
+    assert_eq!(fine(body), [1; 256]);
+    let card =
+        Card::kernel("mov.pred %p1, %is_explicit_cluster; selp.u32 %r6, 1, 2, %p1; st.global.u32 [%rd0], %r6; ret;");
+    let out = card.buffer(&[0u32]);
+    card.run(1, out).unwrap_or_else(|fault| panic!("{fault}"));
+    assert_eq!(card.read::<u32>(out, 1), [2]);
+    for line in ["mov.u32 %r6, %is_explicit_cluster;", "mov.pred %p1, %laneid;", "not.pred %p1, %is_explicit_cluster;"]
+    {
+        assert_eq!(Card::kernel(line).run(1, 0).expect_err(line).kind(), FaultKind::Unsupported, "{line}");
+    }
+}

@@ -314,3 +314,31 @@ fn lanes_meet_again_at_a_join_that_the_text_has_before_one_of_its_sides() {
     let expected: Vec<u32> = (0..32).map(|lane| if lane == 0 { 4 * 32 + 4000 } else { 4 * 32 }).collect();
     assert_eq!(card.read::<u32>(out, 32), expected);
 }
+
+/// Unlike C's, the function returns how many arguments it has taken.
+#[test]
+fn printf_returns_the_number_of_its_arguments() {
+    let text = |text: &str| text.bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(", ");
+    let call = |format: &str, at: u32| {
+        format!(
+            "{{ .param .b64 format; .param .b64 values; .param .b32 count; {format} st.param.b64 [format], %rd1;
+             st.param.b64 [values], %rd2; call.uni (count), vprintf, (format, values); ld.param.b32 %r1, [count]; }}
+             st.global.u32 [%rd0+{at}], %r1;\n"
+        )
+    };
+    let card = Card::new(&format!(
+        ".version 8.3\n.target sm_80\n.address_size 64\n.extern .func (.param .b32 n) vprintf (.param .b64 a, .param .b64 b);
+         .global .b8 none[] = {{{}, 0}}; .global .b8 three[] = {{{}, 0}};
+         .visible .entry k(.param .u64 p) {{ .reg .b64 %rd<3>; .reg .b32 %r<2>; .local .align 8 .b8 room[16];
+         ld.param.u64 %rd0, [p]; st.local.u32 [room], 4; st.local.u32 [room+4], 7; st.local.u32 [room+8], 9;
+         mov.u64 %rd2, room; cvta.local.u64 %rd2, %rd2; {}{}{} ret; }}",
+        text("100%% plain\n"),
+        text("%*d %u\n"),
+        call("mov.u64 %rd1, none;", 0),
+        call("mov.u64 %rd1, three;", 4),
+        call("mov.u64 %rd1, 0;", 8),
+    ));
+    let out = card.buffer(&[7i32; 3]);
+    card.launch("k", 1, 1, 0, &[out.into()]).unwrap_or_else(|fault| panic!("{fault}"));
+    assert_eq!(card.read::<i32>(out, 3), [0, 3, -1]);
+}

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use ptx::tensor::Request;
-use ptx::{Counts, Launch, Memory, Module, Options, launch};
+use ptx::{Counts, Launch, Memory, Module, Options, Rate, launch};
 
 /// Whole numbers from -4 to 4, of which all sums here are exact.
 fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -92,7 +92,8 @@ fn cp_async_ldmatrix_and_mma_multiply_matrices_that_are_no_multiple_of_the_tile(
         let counts = card.run("gemm_mma", grid, 128, 0, &params([of_a, of_b, c], [m, n, k]));
         assert_eq!(card.get(c, m * n), product(&a, &b, m, n, k));
         let blocks = u64::from(grid[0] * grid[1]);
-        assert_eq!(counts.tensor_flops, blocks * (2 * 64 * 64 * k.next_multiple_of(32)) as u64);
+        let flops = blocks * (2 * 64 * 64 * k.next_multiple_of(32)) as u64;
+        assert_eq!((counts.tensor_flops[Rate::Half as usize], counts.total_tensor_flops()), (flops, flops));
     }
 }
 

@@ -12,6 +12,7 @@ mod worker;
 
 pub use state::{Class, Engine, Point};
 
+use crate::card::card_of;
 use crate::contexts::Context;
 use crate::errors::{Answer, Code};
 use crate::settings::settings;
@@ -101,6 +102,21 @@ impl Engine {
         let state = self.lock();
         let own = state.queues.iter().filter(|(_, q)| q.context.handle == context && q.class != Class::NonBlocking);
         own.map(|(&stream, queue)| Point { stream, seq: queue.issued }).collect()
+    }
+
+    /// The last queued free of memory of a card in a stream, or in each.
+    pub fn frees(&self, card: usize, stream: Option<usize>) -> Vec<Point> {
+        let of_card = |work: &Work| match work {
+            Work::Free(address) => card_of(*address).is_some_and(|found| found.ordinal == card),
+            _ => false,
+        };
+        let state = self.lock();
+        let queues = state.queues.iter().filter(|(handle, _)| stream.is_none_or(|stream| stream == **handle));
+        // What runs now is no longer queued, and may be a free.
+        let running = |queue: &Queue| queue.running.then_some(queue.done + 1);
+        let queued = |queue: &Queue| queue.ops.iter().rev().find(|op| of_card(&op.work)).map(|op| op.seq);
+        let last = |queue: &Queue| queued(queue).or_else(|| running(queue));
+        queues.filter_map(|(&stream, queue)| last(queue).map(|seq| Point { stream, seq })).collect()
     }
 
     /// Whether work is done.

@@ -147,6 +147,34 @@ fn a_fault_ends_its_context_and_no_other() {
 }
 
 #[test]
+fn a_trap_and_a_failed_assertion_have_codes_of_their_own() {
+    let module = "
+.version 8.3
+.target sm_80
+.address_size 64
+.extern .func __assertfail(.param .b64 m, .param .b64 f, .param .b32 l, .param .b64 g, .param .b64 s);
+.global .b8 text[2] = {120, 0};
+.visible .entry stop() { trap; }
+.visible .entry fail()
+{
+    .reg .b64 %rd<2>;
+    mov.u64 %rd1, text;
+    {
+        .param .b64 m; .param .b64 f; .param .b32 l; .param .b64 g; .param .b64 s;
+        st.param.b64 [m], %rd1; st.param.b64 [f], %rd1; st.param.b32 [l], 7; st.param.b64 [g], %rd1; st.param.b64 [s], 1;
+        call.uni __assertfail, (m, f, l, g, s);
+    }
+    ret;
+}";
+    for (name, code) in [("stop", 719), ("fail", 710)] {
+        let client = Client::new();
+        let kernel = client.function(client.load(module), name);
+        assert_eq!(launch(kernel, 1, 1, 0, 0, &[]), 0);
+        assert_eq!(code!(cuCtxSynchronize()), code, "{name}");
+    }
+}
+
+#[test]
 fn what_is_no_ptx_for_this_card_is_refused_with_a_reason() {
     let _client = Client::new();
     let mut module = 0;

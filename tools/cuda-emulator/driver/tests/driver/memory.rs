@@ -3,7 +3,7 @@
 use crate::{Client, code, kernels::ADD, launch, ok};
 use emulated_cuda::abi::{CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUmemLocation, CUmemPoolProps};
 use emulated_cuda::context::{cuCtxEnablePeerAccess, cuCtxGetDevice_v2, cuCtxSetCurrent, cuCtxSynchronize_v2};
-use emulated_cuda::fill::{cuMemsetD2D8_v2, cuMemsetD8_v2, cuMemsetD32_v2};
+use emulated_cuda::fill::{cuMemsetD2D8_v2, cuMemsetD8_v2, cuMemsetD32_v2, cuMemsetD32Async};
 use emulated_cuda::host::{cuMemHostRegister_v2, cuMemHostUnregister};
 use emulated_cuda::memory::cuMemAllocManaged;
 use emulated_cuda::memory::{cuMemAlloc_v2, cuMemAllocPitch_v2, cuMemFree_v2, cuMemGetAddressRange_v2};
@@ -244,4 +244,25 @@ fn a_pool_remembers_the_most_that_was_in_use() {
     assert_eq!(code!(cuMemPoolSetAttribute(pool, 7, (&raw const zero).cast())), 1);
     ok!(cuMemPoolSetAttribute(pool, 8, (&raw const zero).cast()));
     assert_eq!(read(8), 0);
+}
+
+/// On a card of 64 MB.
+#[test]
+fn an_allocation_in_a_stream_gets_what_was_freed_earlier_in_it_or_in_another() {
+    let client = Client::on(1);
+    let add = client.function(client.load(ADD), "add");
+    let streams = [client.stream(), client.stream()];
+    for stream in [streams[0], streams[0], streams[1]] {
+        let mut address = 0;
+        ok!(cuMemAllocAsync(&mut address, 40 << 20, stream));
+        ok!(cuMemsetD32Async(address, 1, 32, stream));
+        assert_eq!(launch(add, 1, 32, 0, stream, &[address, 32]), 0);
+        ok!(cuMemFreeAsync(address, stream));
+    }
+    client.synchronize();
+    let mut address = 0;
+    ok!(cuMemAllocAsync(&mut address, 40 << 20, streams[0]));
+    assert_eq!(code!(cuMemAllocAsync(&mut 0, 40 << 20, streams[0])), 2);
+    ok!(cuMemFreeAsync(address, streams[0]));
+    client.synchronize();
 }

@@ -45,12 +45,14 @@ pub(crate) const WINDOW: u64 = 1 << 32;
 /// Addresses of functions: this plus their number times 16.
 pub(crate) const FUNCTION_BASE: u64 = 0x100;
 
-/// One instruction.
+/// An instruction, or a part of one.
 #[derive(Debug)]
 pub(crate) struct Step {
     /// The predicate that guards it, with [`NOT`], or [`NONE`].
     pub guard: u32,
     pub class: Class,
+    /// Whether it stands for its instruction in the counts: one of the instruction's steps does.
+    pub counts: bool,
     pub inst: Inst,
 }
 

@@ -167,7 +167,10 @@ pub(crate) enum BarrierKind {
     Popc,
     And,
     Or,
-    ClusterArrive,
+    /// Whether it orders memory: it is not `.relaxed`.
+    ClusterArrive {
+        release: bool,
+    },
     ClusterWait,
 }
 
@@ -284,8 +287,17 @@ pub(crate) enum MbarrierOp {
     Invalidate,
     Expect,
     Complete,
-    Arrive { expect: bool, no_complete: bool, drop: bool },
-    Test { parity: bool, try_wait: bool },
+    /// `release`: it orders memory, as it is not `.relaxed`.
+    Arrive {
+        expect: bool,
+        no_complete: bool,
+        drop: bool,
+        release: bool,
+    },
+    Test {
+        parity: bool,
+        try_wait: bool,
+    },
     PendingCount,
 }
 

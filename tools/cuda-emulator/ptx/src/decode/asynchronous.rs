@@ -85,7 +85,8 @@ impl<'t> Body<'_, 't> {
             "expect_tx" => MbarrierOp::Expect,
             "complete_tx" => MbarrierOp::Complete,
             "arrive" | "arrive_drop" => {
-                MbarrierOp::Arrive { expect: op.has("expect_tx"), no_complete: op.has("noComplete"), drop }
+                let (expect, no_complete) = (op.has("expect_tx"), op.has("noComplete"));
+                MbarrierOp::Arrive { expect, no_complete, drop, release: !op.has("relaxed") }
             }
             "test_wait" => MbarrierOp::Test { parity: op.has("parity"), try_wait: false },
             "try_wait" => MbarrierOp::Test { parity: op.has("parity"), try_wait: true },

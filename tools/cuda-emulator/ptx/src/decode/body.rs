@@ -76,7 +76,7 @@ impl<'a, 't> Body<'a, 't> {
     }
 
     pub fn emit(&mut self, class: Class, inst: Inst) {
-        self.builder.code.push(Step { guard: self.guard, class, inst });
+        self.builder.code.push(Step { guard: self.guard, class, counts: false, inst });
         self.builder.lines.push(self.line);
     }
 

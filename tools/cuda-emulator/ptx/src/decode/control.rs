@@ -39,9 +39,10 @@ impl<'t> Body<'_, 't> {
             ("pmevent" | "setmaxnreg" | "griddepcontrol", _) => self.emit(CLASS, Inst::Nop),
             ("nanosleep", _) => self.emit(Class::Sync, Inst::Sleep),
             ("membar" | "fence", _) => {
-                // Those for a block alone, and those between proxies, order nothing before another block.
+                // Those for a block alone, those between proxies and those for `mbarrier.init` order no other accesses before
+                // another block.
                 let proxies = op.words.iter().any(|word| word.starts_with("proxy"));
-                let within = op.has("cta") || proxies && !op.has("release");
+                let within = op.has("cta") || op.has("mbarrier_init") || proxies && !op.has("release");
                 self.emit(Class::Sync, if within { Inst::Nop } else { Inst::Fence });
             }
             _ => return Ok(false),

@@ -63,6 +63,12 @@ impl<'t> Body<'_, 't> {
             let message = format!("'{}': {message}", instruction.opcode);
             self.emit(Class::Control, Inst::Unknown(message.into()));
         }
+        // Steps before or behind that prepare operands are of integers.
+        let steps = &mut self.builder.code[first..];
+        let main = steps.iter().position(|step| step.class != Class::Integer);
+        if let Some(step) = steps.get_mut(main.unwrap_or(0)) {
+            step.counts = true;
+        }
     }
 
     fn instruction(&mut self, instruction: &Instruction<'t>) -> Result<()> {

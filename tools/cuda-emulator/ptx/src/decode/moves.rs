@@ -2,7 +2,10 @@
 
 use super::body::Body;
 use super::operands::{Result, bits};
-use crate::code::{CONST, Inst, NONE};
+use super::target;
+use crate::code::{CONST, Combine, Inst, NONE, Special};
+use crate::lanes::compare::{Kind, compare};
+use crate::lanes::int::Int;
 use crate::lanes::{Map, lanes};
 use crate::options::Class;
 use crate::parse::ast::Operand;
@@ -26,6 +29,15 @@ impl<'t> Body<'_, 't> {
     pub fn mov(&mut self, of: &str, args: &[Operand<'t>]) -> Result<()> {
         let [to, from] = args else { return Err("2 operands are expected".to_owned()) };
         match (to, from) {
+            (Operand::Name(name, 0), Operand::Name("%is_explicit_cluster", 0)) if of == "pred" => {
+                target::check(self.builder.target, target::SM_90)?;
+                let (row, zero) = (self.temporary(false), self.builder.constant(0, false));
+                let p = self.predicate_name(name)?;
+                let f = compare("ne", Kind::Int(Int::U32), false).ok_or("this is not emulated")?;
+                self.emit(CLASS, Inst::Special { d: row, what: Special::IsExplicitCluster });
+                self.emit(CLASS, Inst::Test { f, a: row, b: zero, p, q: NONE, combine: Combine::None, c: NONE });
+                Ok(())
+            }
             _ if of == "pred" => {
                 let p = self.predicate(from)?;
                 let Operand::Name(name, 0) = to else { return Err("a predicate is expected".to_owned()) };

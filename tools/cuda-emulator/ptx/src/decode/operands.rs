@@ -114,7 +114,6 @@ pub(super) fn special(name: &str) -> Option<Special> {
         "%cluster_nctarank" => Special::ClusterNctarank,
         // 0 in kernels that no graph of the device has launched.
         "%current_graph_exec" => Special::Zero,
-        "%is_explicit_cluster" => Special::IsExplicitCluster,
         _ => return None,
     })
 }

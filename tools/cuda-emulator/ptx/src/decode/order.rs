@@ -38,7 +38,7 @@ pub(super) fn sort(builder: &mut Builder<'_>, first: usize) {
         let follows = number + 1;
         if falls && follows < blocks.len() && order.get(at + 1) != Some(&follows) {
             let target = blocks[follows].first as u32;
-            builder.code.push(Step { inst: Inst::Jump { target }, guard: NONE, class: Class::Control });
+            builder.code.push(Step { inst: Inst::Jump { target }, guard: NONE, class: Class::Control, counts: false });
             builder.lines.push(lines[block.end - 1 - first]);
         }
     }

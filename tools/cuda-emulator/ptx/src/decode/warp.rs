@@ -124,7 +124,9 @@ impl<'t> Body<'_, 't> {
         let aligned = op.name == "bar" || op.has("aligned");
         let mut made = Barrier { kind: BarrierKind::Sync, aligned, id: zero, count: NONE, d: NONE, pred: NONE };
         if op.has("cluster") {
-            made.kind = if op.has("arrive") { BarrierKind::ClusterArrive } else { BarrierKind::ClusterWait };
+            let release = !op.has("relaxed");
+            made.kind =
+                if op.has("arrive") { BarrierKind::ClusterArrive { release } } else { BarrierKind::ClusterWait };
             self.emit(Class::Sync, Inst::Barrier(Box::new(made)));
             return Ok(());
         }

@@ -8,7 +8,7 @@ use crate::fault::{Fault, FaultKind};
 impl Machine<'_, '_> {
     pub fn barrier(&mut self, barrier: &Barrier, mask: u32) -> Result<Flow, Fault> {
         match barrier.kind {
-            BarrierKind::ClusterArrive => return Ok(self.cluster_arrive(mask)),
+            BarrierKind::ClusterArrive { release } => return Ok(self.cluster_arrive(release, mask)),
             BarrierKind::ClusterWait => return Ok(self.cluster_wait(mask)),
             _ => {}
         }
@@ -77,8 +77,11 @@ impl Machine<'_, '_> {
         Ok(Flow::Select)
     }
 
-    fn cluster_arrive(&mut self, mask: u32) -> Flow {
-        self.fence();
+    fn cluster_arrive(&mut self, release: bool, mask: u32) -> Flow {
+        // A relaxed arrival hands on what an earlier fence covers.
+        if release {
+            self.fence();
+        }
         self.release();
         let shared = &mut self.cluster.ctas[self.cta].shared;
         let clock = shared.publish(self.warp);

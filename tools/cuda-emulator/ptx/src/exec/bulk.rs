@@ -3,6 +3,7 @@
 use super::access::{Kind, Role};
 use super::machine::Machine;
 use super::pending::{Later, Out};
+use super::unwritten::Bytes;
 use crate::code::{Address, Copy, NONE, SHARED_RANK, Space, Src};
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;
@@ -34,9 +35,11 @@ impl Machine<'_, '_> {
             return Ok(());
         }
         let mut data = vec![0; bytes as usize];
-        let at = self.with_role(Role::Strong, |machine| machine.one(from.space, source, bytes, Kind::Read))?;
-        // SAFETY: `one` has checked the range.
+        let (at, missing) =
+            self.with_role(Role::Strong, |machine| machine.source(from.space, source, bytes, reduce))?;
+        // SAFETY: `source` has checked the range.
         unsafe { std::ptr::copy_nonoverlapping(at as *const u8, data.as_mut_ptr(), data.len()) };
+        let data = Bytes { data, missing };
         let Some((space, barrier)) = barrier_address else {
             return Err(Fault::new(FaultKind::Unsupported, "a bulk copy to shared memory without mbarrier"));
         };
@@ -63,6 +66,18 @@ impl Machine<'_, '_> {
             }
         }
         let bytes = data.len() as u32;
+        let missing = if self.any_undefined(from) {
+            let undefined = |source: &Src| self.undefined_row(*source) >> lane & 1 != 0;
+            let each = bytes / from.len() as u32;
+            let of = |(at, source): (u32, &Src)| if undefined(source) { at * each..(at + 1) * each } else { 0..0 };
+            (0..).zip(from).flat_map(of).collect()
+        } else {
+            Vec::new()
+        };
+        if reduce.is_some() && !missing.is_empty() {
+            self.defined("an atomic operation", 1 << lane)?;
+        }
+        let data = Bytes { data, missing };
         let (target, barrier_at) = (self.addresses(to)[lane], self.addresses(barrier)[lane]);
         let (cta, at) = self.shared_at(to.space, target, bytes)?;
         if at % bytes != 0 {
@@ -87,13 +102,13 @@ impl Machine<'_, '_> {
     pub fn deliver(
         &mut self,
         (space, to): (Space, u64),
-        data: Vec<u8>,
+        data: Bytes,
         (barrier_space, barrier): (Space, u64),
         ctas: Src,
         lane: usize,
         complete: u32,
     ) -> Result<(), Fault> {
-        let bytes = data.len() as u32;
+        let bytes = data.data.len() as u32;
         let (cta, at) = self.shared_at(space, to, bytes)?;
         let (barrier_cta, barrier) = self.barrier_at(barrier_space, barrier)?;
         let mask = if ctas == NONE { 0 } else { self.row(ctas)[lane] & 0xffff };
@@ -135,9 +150,10 @@ impl Machine<'_, '_> {
                 continue;
             }
             self.lane = out.lane;
-            let from = self.one(Space::Shared, out.from.into(), out.bytes, Kind::Read)?;
-            let role = if out.reduce.is_some() { Role::Strong } else { Role::Own };
-            let to = self.with_role(role, |machine| machine.one(Space::Global, out.to, out.bytes, Kind::Write))?;
+            let (from, missing) = self.source(Space::Shared, out.from.into(), out.bytes, out.reduce)?;
+            let (role, kind) =
+                if out.reduce.is_some() { (Role::Strong, Kind::Update) } else { (Role::Own, Kind::Write) };
+            let to = self.with_role(role, |machine| machine.one(Space::Global, out.to, out.bytes, kind))?;
             // SAFETY: both ranges have been checked.
             unsafe {
                 let source = std::slice::from_raw_parts(from as *const u8, out.bytes as usize);
@@ -149,9 +165,24 @@ impl Machine<'_, '_> {
                     None => std::ptr::copy_nonoverlapping(source.as_ptr(), to as *mut u8, source.len()),
                 }
             }
+            missing.iter().for_each(|byte| self.unwrite(Space::Global, out.to + u64::from(*byte), 0));
         }
         self.cluster.ctas[self.cta].pending[number].out = kept;
         Ok(())
+    }
+
+    /// What a copy reads, of which a reduction needs all.
+    fn source(
+        &mut self,
+        space: Space,
+        address: u64,
+        bytes: u32,
+        reduce: Option<Reduction>,
+    ) -> Result<(u64, Vec<u32>), Fault> {
+        match reduce {
+            None => self.range(space, address, bytes),
+            Some(_) => self.one(space, address, bytes, Kind::Read).map(|at| (at, Vec::new())),
+        }
     }
 
     /// Lets all copies to global memory happen, at the end of a warp.
@@ -175,17 +206,18 @@ impl Machine<'_, '_> {
         if op.direction == Direction::Load {
             // The box as it lies in shared memory.
             let total = map.bytes();
-            let mut data = vec![0; total];
+            let (mut data, mut missing) = (vec![0; total], Vec::new());
             for run in runs {
-                let into = &mut data[(run.shared - u64::from(offset)) as usize..][..run.bytes];
+                let first = (run.shared - u64::from(offset)) as usize;
+                let into = &mut data[first..][..run.bytes];
                 match run.source {
                     Source::Outside => map.fill(into),
                     Source::Global(address) => {
                         let bytes = run.bytes as u32;
-                        let from = self.with_role(Role::Strong, |machine| {
-                            machine.one(Space::Global, address, bytes, Kind::Read)
-                        })?;
-                        // SAFETY: `one` has checked the range.
+                        let (from, none) =
+                            self.with_role(Role::Strong, |machine| machine.range(Space::Global, address, bytes))?;
+                        missing.extend(none.iter().map(|byte| first as u32 + byte));
+                        // SAFETY: `range` has checked the range.
                         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, into.as_mut_ptr(), into.len()) };
                         map.element.convert(into);
                     }
@@ -195,6 +227,7 @@ impl Machine<'_, '_> {
             let barrier = (barrier.space, self.addresses(barrier)[lane]);
             // Rank 0 is the own block.
             let to = u64::from(offset) | if cta == self.cta { 0 } else { (cta as u64 + 1) << SHARED_RANK };
+            let data = Bytes { data, missing };
             return self.deliver((Space::Shared, to), data, barrier, *mask, lane, total as u32);
         }
         let reduce = match op.direction {
@@ -204,7 +237,8 @@ impl Machine<'_, '_> {
         for run in runs {
             if let Source::Global(address) = run.source {
                 let bytes = run.bytes as u32;
-                self.with_role(Role::None, |machine| machine.one(Space::Global, address, bytes, Kind::Write))?;
+                let kind = if reduce.is_some() { Kind::Update } else { Kind::Write };
+                self.with_role(Role::None, |machine| machine.one(Space::Global, address, bytes, kind))?;
                 self.put_off(lane, address, run.shared as u32, run.bytes as u32, reduce);
             }
         }

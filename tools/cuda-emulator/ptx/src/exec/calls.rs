@@ -61,10 +61,12 @@ impl Machine<'_, '_> {
         each(mask, |lane| {
             let from = self.warp.local_at(lane);
             for &(target, source, bytes) in &call.copies {
+                let (source, target) = (tops[lane] + source, own[lane] + target);
+                self.warp.undefined.copy_local(lane, source.into(), target.into(), bytes);
                 // SAFETY: the lane's local memory has been made large enough for both ranges.
                 unsafe {
-                    let source = (from + u64::from(tops[lane] + source)) as *const u8;
-                    let target = (from + u64::from(own[lane] + target)) as *mut u8;
+                    let source = (from + u64::from(source)) as *const u8;
+                    let target = (from + u64::from(target)) as *mut u8;
                     std::ptr::copy(source, target, bytes as usize);
                 }
             }
@@ -120,10 +122,15 @@ impl Machine<'_, '_> {
         match external {
             External::Vprintf => {
                 let (format, arguments) = (self.argument(call, lane, 1), self.argument(call, lane, 2));
-                let format = self.text(lane, format)?;
-                let shown = self.format(lane, &format, arguments)?;
-                std::io::stdout().lock().write_all(shown.as_bytes()).ok();
-                self.answer(call, lane, shown.len() as u64);
+                // It returns the number of its arguments, unlike C's function, and -1 without a format.
+                let mut count = u64::MAX;
+                if format != 0 {
+                    let format = self.text(lane, format)?;
+                    let (shown, taken) = self.format(lane, &format, arguments)?;
+                    std::io::stdout().lock().write_all(shown.as_bytes()).ok();
+                    count = taken;
+                }
+                self.answer(call, lane, count);
             }
             External::Assertfail => {
                 let [message, file, function] = [0, 1, 3].map(|index| self.argument(call, lane, index));
@@ -131,7 +138,7 @@ impl Machine<'_, '_> {
                 let (message, file) = (self.text(lane, message)?, self.text(lane, file)?);
                 let function = self.text(lane, function)?;
                 let what = format!("assertion '{message}' of '{function}' failed at line {line} of {file}");
-                return Err(Fault::new(FaultKind::Trap, what));
+                return Err(Fault::new(FaultKind::Assertion, what));
             }
             External::Malloc => {
                 let size = self.argument(call, lane, 1);
@@ -148,9 +155,9 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
-    /// `printf`: arguments lie one after another, each at a multiple of its size.
-    fn format(&mut self, lane: usize, format: &str, arguments: u64) -> Result<String, Fault> {
-        let (mut shown, mut at) = (String::new(), arguments);
+    /// `printf`: its text and the number of its arguments, which lie one after another, each at a multiple of its size.
+    fn format(&mut self, lane: usize, format: &str, arguments: u64) -> Result<(String, u64), Fault> {
+        let (mut shown, mut at, mut count) = (String::new(), arguments, 0);
         let mut rest = format;
         while let Some(start) = rest.find('%') {
             shown.push_str(&rest[..start]);
@@ -170,6 +177,7 @@ impl Machine<'_, '_> {
                 let mut bytes = [0; 8];
                 machine.peek(lane, at, &mut bytes[..size as usize])?;
                 at += size;
+                count += 1;
                 Ok(u64::from_le_bytes(bytes))
             };
             let mut flags = flags.trim_end_matches(|c: char| c.is_ascii_alphabetic()).to_owned();
@@ -182,7 +190,7 @@ impl Machine<'_, '_> {
             shown.push_str(&one(&flags, kind, value, long, text));
         }
         shown.push_str(rest);
-        Ok(shown)
+        Ok((shown, count))
     }
 }
 

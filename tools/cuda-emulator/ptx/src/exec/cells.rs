@@ -34,6 +34,8 @@ pub(super) struct Visitor {
     pub floor: u32,
     pub races: bool,
     pub uninitialised: bool,
+    /// Whether a read is noted.
+    pub leaves: bool,
 }
 
 impl Cells {
@@ -155,6 +157,9 @@ impl Cells {
         }
         if self.foreign(first, count, by) {
             return false;
+        }
+        if !by.leaves {
+            return true;
         }
         let (times, readers) = (&mut self.read_time[first..][..count], &mut self.readers[first..][..count]);
         let me = 1u32 << by.warp;

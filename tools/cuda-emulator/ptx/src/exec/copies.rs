@@ -8,6 +8,7 @@ use super::cta::Cluster;
 use super::machine::{Flow, Machine};
 use super::pending::{Later, Small};
 use super::span::each;
+use super::unwritten::Bytes;
 use crate::code::{Address, Copy, NONE, Space, Src};
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;
@@ -31,6 +32,9 @@ impl Cluster {
                     std::ptr::copy_nonoverlapping((&raw const small.data[lane]).cast(), to, small.bytes as usize);
                 }
             });
+            for (lane, byte) in small.missing.iter().filter(|(lane, _)| landed >> lane & 1 != 0) {
+                block.shared.unwrite(small.to[*lane] + byte);
+            }
             small.mask &= !landed;
         }
         let mut kept = Vec::with_capacity(pending.small.len());
@@ -48,7 +52,9 @@ impl Cluster {
             match one {
                 Later::Bytes { cta, to, data, barrier, complete, reduce } => {
                     let shared = &mut self.ctas[cta].shared;
+                    let Bytes { data, missing } = data;
                     shared.set_filled(to, data.len() as u32, None);
+                    missing.iter().for_each(|byte| shared.unwrite(to + byte));
                     let to = shared.start() + u64::from(to);
                     // SAFETY: the range was checked when the copy began.
                     unsafe {
@@ -172,12 +178,23 @@ impl Machine<'_, '_> {
         let mut data = self.cluster.ctas[self.cta].pending[number].spare.pop().unwrap_or_else(|| Box::new([0; LANES]));
         data.fill(0);
         let sizes = if source == NONE { [bytes; LANES] } else { *self.row(source) };
-        let mut whole = 0;
+        let (mut whole, mut missing) = (0, Vec::new());
         each(mask & !ignored, |lane| whole |= u32::from(sizes[lane] >= bytes) << lane);
         if whole != 0 {
-            self.with_role(Role::Strong, |machine| {
-                machine.resolve(Space::Global, &mut sources, whole, bytes, Kind::Read, false)
+            let asked = sources;
+            let ((), fault) = self.with_role(Role::Strong, |machine| {
+                machine.lenient(|machine| {
+                    sources = asked;
+                    machine.resolve(Space::Global, &mut sources, whole, bytes, Kind::Read, false)
+                })
             })?;
+            if fault.is_some() {
+                let mut find =
+                    |lane: usize, byte: u32| !self.is_written(Space::Global, asked[lane] + u64::from(byte), 0);
+                each(whole, |lane| {
+                    missing.extend((0..bytes).filter(|byte| find(lane, *byte)).map(|byte| (lane, byte)))
+                });
+            }
             each(whole, |lane| {
                 // SAFETY: `resolve` has checked the address.
                 unsafe {
@@ -194,8 +211,9 @@ impl Machine<'_, '_> {
             }
             for byte in 0..sizes[lane] {
                 let address = start + u64::from(byte);
-                let at = self.with_role(Role::Strong, |machine| machine.one(Space::Global, address, 1, Kind::Read))?;
-                // SAFETY: `one` has checked the address.
+                let (at, none) = self.with_role(Role::Strong, |machine| machine.range(Space::Global, address, 1))?;
+                missing.extend(none.iter().map(|_| (lane, byte)));
+                // SAFETY: `range` has checked the address.
                 data[lane] |= u128::from(unsafe { *(at as *const u8) }) << (8 * byte);
             }
         }
@@ -223,7 +241,7 @@ impl Machine<'_, '_> {
             each(left, |lane| same |= u32::from(pending.committed[lane] == group) << lane);
             left &= !same;
             let copy = if left == 0 { std::mem::take(&mut data) } else { data.clone() };
-            pending.small.push(Small { mask: same, group, bytes, to: offsets, data: copy });
+            pending.small.push(Small { mask: same, group, bytes, to: offsets, data: copy, missing: missing.clone() });
         }
         Ok(())
     }

@@ -86,6 +86,7 @@ impl Machine<'_, '_> {
     pub fn exit(&mut self, mask: u32) -> Result<Flow, Fault> {
         self.warp.live &= !mask;
         self.warp.ready &= !mask;
+        self.warp.wake();
         self.cluster.ctas[self.cta].changed = true;
         self.cluster.ctas[self.cta].live[self.warp.number] = self.warp.live;
         if self.warp.live == 0 {
@@ -162,10 +163,12 @@ impl Machine<'_, '_> {
         super::span::each(mask, |lane| {
             let from = self.warp.local_at(lane);
             for &(source, target, bytes) in &call.copies {
+                let (source, target) = (own[lane] + source, tops[lane] + target);
+                self.warp.undefined.copy_local(lane, source.into(), target.into(), bytes);
                 // SAFETY: both ranges lie in the lane's local memory, which has just been made large enough.
                 unsafe {
-                    let source = (from + u64::from(own[lane] + source)) as *const u8;
-                    let target = (from + u64::from(tops[lane] + target)) as *mut u8;
+                    let source = (from + u64::from(source)) as *const u8;
+                    let target = (from + u64::from(target)) as *mut u8;
                     std::ptr::copy(source, target, bytes as usize);
                 }
             }

@@ -48,8 +48,8 @@ impl Machine<'_, '_> {
                 MbarrierOp::Invalidate => self.overwrite(place, 0)?,
                 MbarrierOp::Expect => self.cluster.update(place, |object| object.expect(a as u32))?,
                 MbarrierOp::Complete => self.cluster.update(place, |object| object.complete(a as u32))?,
-                MbarrierOp::Arrive { expect, no_complete, drop } => {
-                    self.arrives_at(place);
+                MbarrierOp::Arrive { expect, no_complete, drop, release } => {
+                    self.arrives_at(place, release);
                     let count = if expect { 1 } else { a as u32 };
                     states[lane] = self.cluster.update(place, |object| {
                         if expect {
@@ -141,10 +141,13 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
-    /// What this warp has done is before what those do that wait for the object.
-    fn arrives_at(&mut self, (cta, at): (usize, u32)) {
+    /// What this warp has done is before what those do that wait for the object; for other blocks, of a relaxed arrival,
+    /// what an earlier fence covers.
+    fn arrives_at(&mut self, (cta, at): (usize, u32), release: bool) {
         if self.cluster.ctas.len() > 1 {
-            self.fence();
+            if release {
+                self.fence();
+            }
             self.release();
         }
         if cta == self.cta {

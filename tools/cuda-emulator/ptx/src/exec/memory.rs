@@ -1,6 +1,6 @@
 //! From addresses of lanes to addresses of the host, with all checks.
 
-use super::access::Kind;
+use super::access::{Kind, Role};
 use super::machine::Machine;
 use super::span::{Addresses, Span, each, sectors};
 use crate::code::{Address, LOCAL_WINDOW, NONE, PARAM_WINDOW, SHARED_WINDOW, Space, WINDOW};
@@ -172,9 +172,12 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
-    /// Counts bytes of global memory.
+    /// Counts bytes of global memory; what happens later is counted then.
     #[inline(always)]
     fn count(&mut self, bytes: u64, kind: Kind) {
+        if self.role == Role::None {
+            return;
+        }
         let counts = &mut self.worker.counts;
         if kind.reads() {
             counts.global_read += bytes;
@@ -196,7 +199,14 @@ impl Machine<'_, '_> {
 
     /// An access whose lanes reach different allocations, or none.
     fn scattered(&mut self, at: &mut Addresses, mask: u32, size: u32, kind: Kind, strong: bool) -> Result<(), Fault> {
-        each(mask, |lane| self.worker.counts.sectors += (at[lane] % 32 + u64::from(size)).div_ceil(32));
+        if self.role != Role::None {
+            // Several lanes, or a range of one.
+            self.worker.counts.sectors += if mask.is_power_of_two() {
+                (at[mask.trailing_zeros() as usize] % 32 + u64::from(size)).div_ceil(32)
+            } else {
+                sectors(at, mask, size, 0, u64::MAX)
+            };
+        }
         self.refresh();
         let slot = self.pc as usize % 32;
         let mut region = self.worker.regions.slots[slot];

@@ -31,6 +31,7 @@ mod trace;
 mod transfer;
 mod turns;
 mod undefined;
+mod unwritten;
 mod warp;
 mod watch;
 mod wgmma;

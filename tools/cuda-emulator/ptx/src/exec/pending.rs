@@ -1,5 +1,6 @@
 //! Asynchronous copies that are under way.
 
+use super::unwritten::Bytes;
 use crate::lanes::LANES;
 use crate::tensor::Reduction;
 
@@ -11,6 +12,8 @@ pub(super) struct Small {
     pub bytes: u32,
     pub to: [u32; LANES],
     pub data: Box<[u128; LANES]>,
+    /// Lanes and bytes of what nothing has written.
+    pub missing: Vec<(usize, u32)>,
 }
 
 /// Bytes on their way to global memory.
@@ -43,7 +46,7 @@ pub(super) enum Later {
     Bytes {
         cta: usize,
         to: u32,
-        data: Vec<u8>,
+        data: Bytes,
         barrier: Option<(usize, u32)>,
         complete: u32,
         /// How they are combined with those that are there.

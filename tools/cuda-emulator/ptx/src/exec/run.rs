@@ -44,8 +44,8 @@ impl Machine<'_, '_> {
             let step = &code[self.pc as usize];
             let mask = if step.guard == NONE { self.mask } else { self.mask & self.predicate(step.guard) };
             let counts = &mut self.worker.counts;
-            counts.instructions[step.class as usize] += 1;
-            counts.diverged += u64::from(mask != self.warp.live);
+            counts.instructions[step.class as usize] += u64::from(step.counts);
+            counts.diverged += u64::from(step.counts & (mask != self.warp.live));
             if self.warp.undefined.any {
                 self.check_guard(step.guard)?;
             }

@@ -134,6 +134,7 @@ impl Shared {
             floor: warp.floor,
             races: checks.races,
             uninitialised: checks.uninitialised,
+            leaves: true,
         }
     }
 
@@ -170,9 +171,19 @@ impl Shared {
     /// A read by a warp.
     #[inline(always)]
     pub fn read(&mut self, warp: &Warp, at: u32, size: u32, checks: Checks) -> Result<(), Fault> {
-        if (at | size).is_multiple_of(4)
-            && self.cells.read((at / 4) as usize, (size / 4) as usize, self.visitor(warp, checks))
-        {
+        self.read_as(warp, at, size, checks, true)
+    }
+
+    /// A read on behalf of a warp that is not noted.
+    #[inline(always)]
+    pub fn look(&mut self, warp: &Warp, at: u32, size: u32, checks: Checks) -> Result<(), Fault> {
+        self.read_as(warp, at, size, checks, false)
+    }
+
+    #[inline(always)]
+    fn read_as(&mut self, warp: &Warp, at: u32, size: u32, checks: Checks, leaves: bool) -> Result<(), Fault> {
+        let by = Visitor { leaves, ..self.visitor(warp, checks) };
+        if (at | size).is_multiple_of(4) && self.cells.read((at / 4) as usize, (size / 4) as usize, by) {
             return Ok(());
         }
         let (time, me) = (self.time, warp.number);
@@ -186,6 +197,9 @@ impl Shared {
             }
             if cell.write_time > warp.floor && conflicts(cell, warp) && cell.bytes & bytes != 0 {
                 return false;
+            }
+            if !leaves {
+                return true;
             }
             let others = cell.read_time > warp.floor && cell.readers & !(1 << me) != 0;
             if others || cell.read_time == time {

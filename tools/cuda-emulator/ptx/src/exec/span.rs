@@ -77,10 +77,9 @@ pub(super) fn survey() -> Survey {
     survey_plain
 }
 
-/// Sectors of 32 bytes: exact if they are near each other, otherwise those that differ from the lane before.
+/// Distinct sectors of 32 bytes that lanes access, each at a multiple of its size.
 pub(super) fn sectors(at: &Addresses, mask: u32, size: u32, least: u64, most: u64) -> u64 {
     let first = least / 32;
-    let mut count = 0;
     if most / 32 - first < 62 {
         let mut bits = 0u64;
         each(mask, |lane| {
@@ -88,12 +87,14 @@ pub(super) fn sectors(at: &Addresses, mask: u32, size: u32, least: u64, most: u6
         });
         return bits.count_ones().into();
     }
-    let mut last = u64::MAX;
+    let (mut found, mut count) = ([0; LANES], 0);
     each(mask, |lane| {
-        count += u64::from(at[lane] / 32 != last);
-        last = at[lane] / 32;
+        found[count] = at[lane] / 32;
+        count += 1;
     });
-    count
+    let found = &mut found[..count];
+    found.sort_unstable();
+    1 + found.windows(2).filter(|pair| pair[0] != pair[1]).count() as u64
 }
 
 /// Cycles of a shared access beyond those that it needs without conflicts: none where all words lie within 128 bytes.

@@ -3,12 +3,14 @@
 use super::access::Kind;
 use super::exchange::Sync;
 use super::machine::{Flow, Machine};
+use super::products::Product;
 use super::shared::{Checks, Shared};
 use super::warp::Warp;
 use super::worker::{Fragments, MOST};
 use crate::code::{Address, NONE, Space, Src, Tensor};
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;
+use crate::options::Rate;
 use crate::tensor::{self, Type, Words, movmatrix};
 
 /// Memory of the host, by its addresses, which have been checked.
@@ -36,16 +38,22 @@ pub(super) struct View<'a, 'm, 'e> {
     pub space: Space,
     /// The sector of global memory that was used last: a row that is read in pieces is one request.
     sector: u64,
+    /// The first read of bytes that nothing has written.
+    missing: Option<Fault>,
+    /// Whether what is written is undefined.
+    undefined: bool,
 }
 
 impl<'a, 'm, 'e> View<'a, 'm, 'e> {
     pub fn new(machine: &'a mut Machine<'m, 'e>, space: Space) -> Self {
-        Self { machine, space, sector: u64::MAX }
+        Self { machine, space, sector: u64::MAX, missing: None, undefined: false }
     }
 
     fn one(&mut self, address: u64, bytes: usize, kind: Kind) -> Result<u64, Fault> {
         let before = self.machine.worker.counts.sectors;
-        let at = self.machine.one(self.space, address, bytes as u32, kind)?;
+        let space = self.space;
+        let (at, fault) = self.machine.lenient(|machine| machine.one(space, address, bytes as u32, kind))?;
+        self.missing = self.missing.take().or(fault);
         let sectors = &mut self.machine.worker.counts.sectors;
         *sectors -= u64::from(*sectors > before && address / 32 == self.sector);
         self.sector = (address + bytes as u64 - 1) / 32;
@@ -66,6 +74,9 @@ impl tensor::Space for View<'_, '_, '_> {
         if !self.machine.suspects.is_empty() {
             self.machine.judge(&[address; LANES], 1, from.len() as u32, |_, _, byte| from[byte])?;
         }
+        if self.undefined {
+            (0..from.len() as u64).for_each(|byte| self.machine.unwrite(self.space, address + byte, 0));
+        }
         Host.write(at, from)
     }
 }
@@ -76,6 +87,8 @@ pub(super) struct Own<'a> {
     pub warp: &'a Warp,
     pub checks: Checks,
     pub bytes: u32,
+    /// The first read of bytes that nothing has written.
+    pub missing: Option<Fault>,
 }
 
 impl tensor::Space for Own<'_> {
@@ -88,7 +101,14 @@ impl tensor::Space for Own<'_> {
             let what = format!("read of {size} bytes at {address:#x} of shared memory, which has {} bytes", self.bytes);
             return Err(Fault::new(FaultKind::OutOfBounds, what));
         }
-        self.shared.read(self.warp, address as u32, size, self.checks)?;
+        match self.shared.look(self.warp, address as u32, size, self.checks) {
+            Err(fault) if fault.kind() == FaultKind::Uninitialised => {
+                let lenient = Checks { uninitialised: false, ..self.checks };
+                self.shared.look(self.warp, address as u32, size, lenient)?;
+                self.missing.get_or_insert(fault);
+            }
+            looked => looked?,
+        }
         Host.read(self.shared.start() + address, into)
     }
 
@@ -168,11 +188,18 @@ impl Machine<'_, '_> {
                 None => return Ok(Flow::Select),
             },
         };
+        if let Tensor::WgmmaWait(count) = step {
+            return Ok(if self.wait_products(*count)? { flow } else { Flow::Select });
+        }
         let lanes = if apart { mask } else { u32::MAX };
         let mut fragments = self.worker.fragments.take().unwrap_or_default();
         let done = self.tensor_with(step, lanes, &mut fragments);
         self.worker.fragments = Some(fragments);
         done.map(|()| flow)
+    }
+
+    fn count_flops(&mut self, factor: Type, flops: u64) {
+        self.worker.counts.tensor_flops[Rate::of(factor) as usize] += flops;
     }
 
     fn tensor_with(&mut self, step: &Tensor, lanes: u32, [wa, wb, wc, wd]: &mut Fragments) -> Result<(), Fault> {
@@ -182,7 +209,7 @@ impl Machine<'_, '_> {
                 let (c, n) = (self.words(c, op.c, wc), op.words()[3]);
                 op.execute(&wa[..a], &wb[..b], &wc[..c], &mut wd[..n]);
                 self.set_words(d, op.d, &wd[..n]);
-                self.worker.counts.tensor_flops += op.flops();
+                self.count_flops(op.a, op.flops());
             }
             Tensor::WmmaMma { op, d, a, b, c } => {
                 let [ta, tb, tc, td] = op.types();
@@ -190,14 +217,20 @@ impl Machine<'_, '_> {
                 let (c, n) = (self.words(c, tc, wc), op.words()[3]);
                 op.execute(&wa[..a], &wb[..b], &wc[..c], &mut wd[..n]);
                 self.set_words(d, td, &wd[..n]);
-                self.worker.counts.tensor_flops += op.flops();
+                self.count_flops(ta, op.flops());
             }
             Tensor::Ldmatrix { op, d, address } => {
-                let mut at = self.addresses(address);
+                let asked = self.addresses(address);
                 let lanes = u32::MAX >> (32 - 8 * op.count);
-                self.resolve(address.space, &mut at, lanes, 16, Kind::Read, false)?;
+                let (at, fault) = self.lenient(|machine| {
+                    let mut at = asked;
+                    machine.resolve(address.space, &mut at, lanes, 16, Kind::Read, false).map(|()| at)
+                })?;
                 op.execute(&at, &mut Host, &mut wd[..op.count])?;
                 self.set_words(d, Type::F16, &wd[..op.count]);
+                if let Some(fault) = fault {
+                    self.shade_matrices(*op, d, address.space, &asked, lanes, &fault)?;
+                }
             }
             Tensor::Stmatrix { op, from, address } => {
                 let mut at = self.addresses(address);
@@ -205,6 +238,10 @@ impl Machine<'_, '_> {
                 let count = self.words(from, Type::F16, wa);
                 self.resolve(address.space, &mut at, lanes, 16, Kind::Write, false)?;
                 op.execute(&at, &wa[..count], &mut Host)?;
+                if self.any_undefined(from) {
+                    let asked = self.addresses(address);
+                    self.store_undefined_matrices(from, address.space, &asked);
+                }
             }
             Tensor::Movmatrix { d, a } => {
                 let moved = movmatrix(self.row(*a));
@@ -214,8 +251,13 @@ impl Machine<'_, '_> {
                 let at = self.uniform_address(address)?;
                 let stride = (*stride != NONE).then(|| u64::from(self.row(*stride)[0]));
                 let n = op.words();
-                op.execute(at, stride, &mut View::new(self, address.space), &mut wd[..n])?;
+                let mut view = View::new(self, address.space);
+                op.execute(at, stride, &mut view, &mut wd[..n])?;
+                let missing = view.missing;
                 self.set_words(d, if d.len() == n { Type::F32 } else { Type::F64 }, &wd[..n]);
+                if let Some(fault) = missing {
+                    self.shade_fragment(d, &fault);
+                }
             }
             Tensor::WmmaStore { op, from, address, stride } => {
                 let first = lanes.trailing_zeros() as usize;
@@ -224,11 +266,11 @@ impl Machine<'_, '_> {
                 let stride = (*stride != NONE).then(|| u64::from(self.row(*stride)[first]));
                 let of = if from.len() == op.words() { Type::F32 } else { Type::F64 };
                 let n = self.words(from, of, wa);
-                op.execute(at, stride, &wa[..n], lanes, &mut View::new(self, address.space))?;
+                let undefined = self.any_undefined(from);
+                op.execute(at, stride, &wa[..n], lanes, &mut View { undefined, ..View::new(self, address.space) })?;
             }
-            Tensor::WgmmaFence => {}
+            Tensor::WgmmaFence | Tensor::WgmmaWait(_) => {}
             Tensor::WgmmaCommit => self.cluster.ctas[self.cta].products[self.warp.number].commit(),
-            Tensor::WgmmaWait(count) => self.wait_products(*count)?,
             Tensor::Wgmma { op, d, a, a_descriptor, b_descriptor, scale_d, negate, transpose } => {
                 let count = self.words(a, Type::F32, wa);
                 let scales = self.predicate(*scale_d);
@@ -239,9 +281,12 @@ impl Machine<'_, '_> {
                     Ok(op.left_in_registers(&wa[..count]))
                 };
                 let right = tensor::Descriptor::decode(self.wide(*b_descriptor)[0]);
-                self.start_product(*op, d, left, right, scale, *transpose)?;
+                let undefined = self.any_undefined(a);
+                let product =
+                    Product { op: *op, left, right, scale, transpose: *transpose, sum: 0, group: 0, undefined };
+                self.start_product(product, d)?;
                 // Four warps execute it together.
-                self.worker.counts.tensor_flops += op.flops() / 4;
+                self.count_flops(op.a, op.flops() / 4);
             }
         }
         Ok(())

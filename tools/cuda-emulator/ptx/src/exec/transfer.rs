@@ -9,7 +9,6 @@ use super::undefined::Missing;
 use crate::code::{Access, NONE, Space};
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;
-use crate::options::Counts;
 
 impl Machine<'_, '_> {
     pub fn load(&mut self, access: &Access, mask: u32) -> Result<(), Fault> {
@@ -43,15 +42,11 @@ impl Machine<'_, '_> {
         size: u32,
     ) -> Result<Option<Missing>, Fault> {
         let space = access.address.space;
-        let Counts { global_read, sectors, shared_accesses, bank_conflicts, .. } = self.worker.counts;
-        let Err(fault) = self.resolve(space, at, mask, size, Kind::Read, access.strong) else { return Ok(None) };
-        if fault.kind() != FaultKind::Uninitialised {
-            return Err(fault);
-        }
-        // What the first look has counted is counted again.
-        let counts = &mut self.worker.counts;
-        (counts.global_read, counts.sectors) = (global_read, sectors);
-        (counts.shared_accesses, counts.bank_conflicts) = (shared_accesses, bank_conflicts);
+        let before = self.counted();
+        let Err(fault) = self.resolve(space, at, mask, size, Kind::Read, access.strong) else {
+            return Ok(if self.warp.undefined.any { self.missing_local(access, mask, size) } else { None });
+        };
+        let fault = self.repeats(fault, before)?;
         *at = self.addresses(&access.address);
         let missing = self.missing(space, at, mask, size, &fault);
         self.lenient = true;

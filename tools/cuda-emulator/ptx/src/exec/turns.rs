@@ -4,6 +4,7 @@ use super::access::Role;
 use super::cta::Cluster;
 use super::env::Env;
 use super::machine::{Machine, Stop};
+use super::products::GROUP;
 use super::warp::Warp;
 use super::worker::Worker;
 use crate::fault::{Fault, FaultKind, Location};
@@ -30,7 +31,7 @@ impl Cluster {
                     continue;
                 }
                 left = true;
-                if warp.ready == 0 && warp.waiting == 0 {
+                if warp.ready == 0 {
                     continue;
                 }
                 ran |= self.turn(env, worker, cta, number)? != Stop::Blocked;
@@ -136,6 +137,14 @@ impl Cluster {
                 );
                 return fault.at(place(env, cta.index, warp, lane, warp.pc[lane]));
             }
+        }
+        for cta in &self.ctas {
+            let Some(warp) = cta.warps.iter().flatten().find(|warp| warp.group_waiting != 0) else { continue };
+            let first = warp.number / GROUP * GROUP;
+            let issued = |number: &usize| cta.products[*number].issued;
+            let late = (first..first + GROUP).min_by_key(issued).unwrap_or(first);
+            let lane = warp.live.trailing_zeros() as usize % LANES;
+            return Machine::not_issued(warp.number, late).at(place(env, cta.index, warp, lane, warp.pc[lane]));
         }
         for cta in &self.ctas {
             for (id, phase) in cta.barriers.iter().enumerate().filter(|(_, phase)| !phase.is_empty()) {

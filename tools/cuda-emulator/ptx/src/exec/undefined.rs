@@ -8,8 +8,8 @@
 use super::machine::Machine;
 use super::span::{Addresses, each};
 use crate::code::{
-    Access, Address, CARRY, CONST, Combine, Exchange, ExchangeOp, Inst, NONE, NOT, PARAM_WINDOW, SHARED_WINDOW, Space,
-    Src, Target, Tensor, WINDOW,
+    Access, Address, CARRY, CONST, Combine, Exchange, ExchangeOp, Inst, LOCAL_WINDOW, NONE, NOT, PARAM_WINDOW,
+    SHARED_WINDOW, Space, Src, Target, Tensor, WINDOW,
 };
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;
@@ -17,18 +17,18 @@ use crate::lanes::LANES;
 /// Lanes in which each byte of an access is undefined.
 pub(super) type Missing = [u32; 32];
 
-fn set(list: &mut Vec<u32>, at: usize, mask: u32, lanes: u32) {
-    if at >= list.len() {
-        if lanes & mask == 0 {
-            return;
-        }
-        list.resize(at + 64, 0);
+/// The place in a lane's local memory that an address means.
+fn local(space: Space, address: u64) -> Option<u64> {
+    match space {
+        Space::Local => Some(address),
+        Space::Generic => Some(address.wrapping_sub(LOCAL_WINDOW)).filter(|at| *at < WINDOW),
+        _ => None,
     }
-    list[at] = list[at] & !mask | lanes & mask;
 }
 
 impl Machine<'_, '_> {
-    fn undefined_row(&self, source: Src) -> u32 {
+    pub fn undefined_row(&self, source: Src) -> u32 {
+        // `NONE` has the bit, too.
         if source & CONST != 0 { 0 } else { self.warp.undefined.row((self.base + source) as usize) }
     }
 
@@ -38,13 +38,13 @@ impl Machine<'_, '_> {
 
     pub fn set_undefined_row(&mut self, row: u32, mask: u32, lanes: u32) {
         if row != NONE {
-            set(&mut self.warp.undefined.rows, (self.base + row) as usize, mask, lanes);
+            self.warp.undefined.set_row((self.base + row) as usize, mask, lanes);
         }
     }
 
     fn set_undefined_predicate(&mut self, p: u32, mask: u32, lanes: u32) {
         if p != NONE {
-            set(&mut self.warp.undefined.predicates, (self.base + p) as usize, mask, lanes);
+            self.warp.undefined.set_predicate((self.base + p) as usize, mask, lanes);
         }
     }
 
@@ -53,19 +53,39 @@ impl Machine<'_, '_> {
         let mut missing = [0; 32];
         each(mask, |lane| {
             for byte in 0..size.min(32) {
-                let written = self.is_written(space, at[lane] + u64::from(byte));
+                let written = self.is_written(space, at[lane] + u64::from(byte), lane);
                 missing[byte as usize] |= u32::from(!written) << lane;
             }
         });
-        self.warp.undefined.any = true;
-        self.warp.undefined.origin = (why.what().to_owned(), self.pc);
+        self.has_undefined(why);
         missing
     }
 
-    fn is_written(&mut self, space: Space, address: u64) -> bool {
+    /// The bytes of a load from local memory to which something undefined has been stored, if there are any.
+    #[cold]
+    pub fn missing_local(&self, access: &Access, mask: u32, size: u32) -> Option<Missing> {
+        if self.warp.undefined.locals.is_empty() {
+            return None;
+        }
+        let at = self.addresses(&access.address);
+        let mut missing = [0; 32];
+        each(mask, |lane| {
+            for byte in 0..size.min(32) {
+                let address = local(access.address.space, at[lane] + u64::from(byte));
+                missing[byte as usize] |= address.map_or(0, |address| self.warp.undefined.local(address) & 1 << lane);
+            }
+        });
+        missing.iter().any(|lanes| *lanes != 0).then_some(missing)
+    }
+
+    /// Whether a lane finds a byte written.
+    pub fn is_written(&mut self, space: Space, address: u64, lane: usize) -> bool {
         let window = match space {
             Space::Shared => 0,
             Space::Generic if address.wrapping_sub(SHARED_WINDOW) < WINDOW => SHARED_WINDOW,
+            _ if local(space, address).is_some_and(|at| self.warp.undefined.local(at) >> lane & 1 != 0) => {
+                return false;
+            }
             Space::Generic if (SHARED_WINDOW..PARAM_WINDOW + WINDOW).contains(&address) => return true,
             Space::Generic | Space::Global => {
                 return self.find(address, 1).is_none_or(|region| region.written(address, 1));
@@ -84,15 +104,24 @@ impl Machine<'_, '_> {
         let size = u64::from(access.element.bytes);
         for (i, &reg) in access.regs[..access.count.into()].iter().enumerate() {
             let lanes = self.undefined_row(reg) & mask;
-            for lane in (0..LANES).filter(|lane| lanes >> lane & 1 != 0) {
-                for byte in 0..size {
-                    self.unwrite(access.address.space, at[lane] + i as u64 * size + byte);
+            let tracked = if self.warp.undefined.locals.is_empty() { 0 } else { mask & !lanes };
+            for lane in (0..LANES).filter(|lane| (lanes | tracked) >> lane & 1 != 0) {
+                for address in (0..size).map(|byte| at[lane] + i as u64 * size + byte) {
+                    if lanes >> lane & 1 != 0 {
+                        self.unwrite(access.address.space, address, lane);
+                    } else if let Some(at) = local(access.address.space, address) {
+                        self.warp.undefined.set_local(at, lane, false);
+                    }
                 }
             }
         }
     }
 
-    fn unwrite(&mut self, space: Space, address: u64) {
+    /// Takes back that a byte is written; a byte of local memory is a lane's own.
+    pub fn unwrite(&mut self, space: Space, address: u64, lane: usize) {
+        if let Some(at) = local(space, address) {
+            return self.warp.undefined.set_local(at, lane, true);
+        }
         let window = match space {
             Space::Shared => 0,
             Space::Generic if address.wrapping_sub(SHARED_WINDOW) < WINDOW => SHARED_WINDOW,
@@ -120,7 +149,7 @@ impl Machine<'_, '_> {
         Fault::new(FaultKind::Uninitialised, what)
     }
 
-    fn defined(&mut self, what: &str, lanes: u32) -> Result<(), Fault> {
+    pub fn defined(&mut self, what: &str, lanes: u32) -> Result<(), Fault> {
         if lanes == 0 { Ok(()) } else { Err(self.depends(what, lanes)) }
     }
 

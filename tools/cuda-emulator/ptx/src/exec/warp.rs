@@ -7,6 +7,7 @@
 use super::clock::Clock;
 use crate::code::{Frame, HEADER};
 use crate::lanes::{LANES, Row};
+use std::collections::HashMap;
 
 /// Rows that frames of a warp may take in all.
 const MOST_ROWS: usize = 1 << 20;
@@ -42,6 +43,8 @@ pub(super) struct Warp {
     /// The phase of the cluster's barrier in which each lane has arrived, and lanes that wait for its end.
     pub cluster_phase: [u64; LANES],
     pub cluster_waiting: u32,
+    /// Lanes that wait until the other warps of their warpgroup have issued their parts of a product.
+    pub group_waiting: u32,
     pub undefined: Undefined,
 }
 
@@ -53,8 +56,20 @@ pub(super) struct Undefined {
     /// Undefined lanes of each row (of the first of two), and of each predicate.
     pub rows: Vec<u32>,
     pub predicates: Vec<u32>,
+    /// Lanes of which a byte of local memory is undefined, by its place.
+    pub locals: HashMap<u64, u32>,
     /// The last read of such memory, for messages, and the step that did it.
     pub origin: (String, u32),
+}
+
+fn set(list: &mut Vec<u32>, at: usize, mask: u32, lanes: u32) {
+    if at >= list.len() {
+        if lanes & mask == 0 {
+            return;
+        }
+        list.resize(at + 64, 0);
+    }
+    list[at] = list[at] & !mask | lanes & mask;
 }
 
 impl Undefined {
@@ -64,7 +79,37 @@ impl Undefined {
             self.any = false;
             self.rows.fill(0);
             self.predicates.fill(0);
+            self.locals.clear();
         }
+    }
+
+    pub fn local(&self, at: u64) -> u32 {
+        self.locals.get(&at).copied().unwrap_or(0)
+    }
+
+    pub fn set_local(&mut self, at: u64, lane: usize, undefined: bool) {
+        let lanes = self.local(at) & !(1 << lane) | u32::from(undefined) << lane;
+        if lanes == 0 {
+            self.locals.remove(&at);
+        } else {
+            self.locals.insert(at, lanes);
+        }
+    }
+
+    /// What a lane copies within its local memory is as undefined as before.
+    pub fn copy_local(&mut self, lane: usize, from: u64, to: u64, bytes: u32) {
+        if !self.locals.is_empty() {
+            let found: Vec<bool> = (0..bytes.into()).map(|at| self.local(from + at) >> lane & 1 != 0).collect();
+            found.into_iter().zip(to..).for_each(|(undefined, at)| self.set_local(at, lane, undefined));
+        }
+    }
+
+    pub fn set_row(&mut self, at: usize, mask: u32, lanes: u32) {
+        set(&mut self.rows, at, mask, lanes);
+    }
+
+    pub fn set_predicate(&mut self, at: usize, mask: u32, lanes: u32) {
+        set(&mut self.predicates, at, mask, lanes);
     }
 
     pub fn row(&self, at: usize) -> u32 {
@@ -107,6 +152,7 @@ impl Warp {
             floor: 0,
             cluster_phase: [0; LANES],
             cluster_waiting: 0,
+            group_waiting: 0,
             undefined: Undefined::default(),
         };
         warp.restart(threads, frame);
@@ -122,6 +168,7 @@ impl Warp {
         self.predicates.resize(rows, 0);
         self.live = if threads >= 32 { u32::MAX } else { (1 << threads) - 1 };
         (self.ready, self.waiting, self.tired, self.cluster_waiting) = (self.live, 0, 0, 0);
+        self.group_waiting = 0;
         (self.pc, self.base) = ([frame.entry; LANES], [0; LANES]);
         (self.clock, self.floor, self.cluster_phase) = (Clock::default(), 0, [0; LANES]);
         self.undefined.clear();
@@ -171,9 +218,6 @@ impl Warp {
 
     /// The group to run next, if any lane can. `choose` picks one of so many.
     pub fn select(&mut self, choose: Option<impl FnOnce(u32) -> u32>) -> Option<Group> {
-        if self.ready == 0 {
-            self.wake();
-        }
         let mut ready = self.ready;
         if ready == 0 {
             return None;
@@ -219,7 +263,7 @@ impl Warp {
     }
 
     /// Lets lanes go on whose missing members have exited.
-    fn wake(&mut self) {
+    pub fn wake(&mut self) {
         for lane in 0..LANES {
             if self.waiting >> lane & 1 != 0 {
                 let here = self.together(lane);
