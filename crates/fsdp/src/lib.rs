@@ -12,12 +12,14 @@
 //! ```
 //!
 //! With [`PipelineConfig`] the calls are cut into chunks and assigned to stages with the same number of ranks;
-//! everything below then applies to the ranks of one stage. A step is a program of the crate `schedule`, run by
-//! `exec/interpreter.rs`. Without stages, the program runs each micro-batch forward and backward.
+//! everything below then applies to the ranks of one stage. Without stages, each micro-batch runs forward and
+//! backward.
 //!
 //! PyTorch's FSDP hooks into one autograd graph of the whole model. Here every call has its own small graph: its input
-//! is a leaf, and its output is seeded with the incoming cotangent (`vjp_seed`). The schedule is therefore explicit:
-//! `exec/chunk.rs` shows what is gathered, when it is freed and what is communicated.
+//! is a leaf, and its output is seeded with the incoming cotangent (`vjp_seed`). The order of a step is therefore
+//! explicit: the crate `schedule` lowers it to a list of [operations](Fsdp::operations) for each rank, which says what is
+//! gathered, run, freed, reduced and sent, and when. `exec/executor.rs` runs the list, and the forecasts of memory and
+//! traffic are sums over it.
 //!
 //! ```
 //! use burn::module::Module;
@@ -87,19 +89,19 @@ mod shard;
 pub use api::activations::Activations;
 pub use api::call::{CallOutput, Loss};
 pub use api::calls::Calls;
-pub use api::config::{ActivationCheckpointing, FsdpConfig, PipelineConfig, Prefetch, Strategy, Wrap};
+pub use api::config::{ActivationCheckpointing, FsdpConfig, PipelineConfig, Strategy, Wrap};
 pub use api::error::FsdpError;
 pub use api::optimizers::{AnyOptimizer, Elementwise, Optimizers};
 pub use api::precision::{FloatType, Precision};
 pub use api::units::{UnitId, Units};
+pub use exec::executor::StageTimes;
 pub use exec::fsdp::{Backward, BeforeStep, Fsdp, NonFinite, StepReport, Unloaded};
-pub use exec::interpreter::StageTimes;
 pub use exec::vjp::vjp_seed;
 pub use forecast::traffic::{CallTraffic, Received, Share, SharesRun};
 pub use forecast::{CallBytes, Forecast, ForecastRun};
 pub use fused::FusedAdamW;
 pub use groups::placement::Placement;
-pub use schedule::Schedule;
+pub use schedule::{Op, Prefetch, Schedule};
 #[doc(hidden)]
 pub use shard::copies::{Copies, CopyDigest, compare_copies};
 #[doc(hidden)]

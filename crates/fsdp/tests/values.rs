@@ -111,6 +111,21 @@ fn a_model_that_is_loaded_draws_nothing_and_goes_on_as_if_it_had_not_stopped() {
     }
 }
 
+/// Their collectives would not match.
+#[test]
+fn ranks_with_other_options_are_named_before_the_first_step() {
+    let model = model(&Device::flex());
+    let errors = on_ranks(3, move |comm| {
+        let keeps = FsdpConfig { reshard_after_forward: false, ..config(Strategy::FullShard) };
+        let config = if comm.rank() == 2 { keeps } else { config(Strategy::FullShard) };
+        Ok::<_, FsdpError>(Fsdp::new(units(model.clone()), comm, config).err().map(|error| error.to_string()))
+    });
+    for error in errors {
+        let error = error.expect("an error on every rank");
+        assert!(error.contains("rank 2 would not run the same step as rank 0"), "{error}");
+    }
+}
+
 #[test]
 fn a_part_that_is_not_there_is_an_error() {
     let model = model(&Device::flex());

@@ -2,12 +2,17 @@
 //!
 //! A model is cut into consecutive *chunks*. A *stage* holds one or more chunks; it is one rank of the pipeline, or
 //! several ranks that share its work. A *micro-batch* passes forward through all chunks and then backward through all
-//! of them. A [`Pipeline`] defines the order: [`Pipeline::program`] lists the [`Action`]s of each stage. A trainer
-//! interprets that list, and [`simulate`] times it. This crate does not handle tensors.
+//! of them. A [`Pipeline`] defines the order: [`Pipeline::program`] lists the [`Action`]s of each stage, and [`simulate`]
+//! times them. This crate does not handle tensors.
 //!
 //! ```text
 //! Schedule ─> order of computations ─> program with messages ─> simulate: timeline, bubble, live cells
+//!                                                            └> lower: operations of a rank
 //! ```
+//!
+//! A chunk is a series of *calls* of *units*, whose parameters may be sharded over the ranks of a stage. [`lower()`]
+//! lists the operations of a rank, one [`Op`] at a time: which unit is gathered, which call runs, what is freed, reduced
+//! and sent, and when. Whatever needs to know a step reads that list.
 //!
 //! | [`Schedule`] | chunks per stage | bubble of p stages | most live cells on stage r |
 //! |---|---|---|---|
@@ -47,7 +52,10 @@ mod action;
 mod error;
 mod gpipe;
 mod interleaved;
+mod lower;
 mod one_f_one_b;
+mod op;
+mod outline;
 mod partition;
 mod pipeline;
 mod program;
@@ -58,6 +66,9 @@ mod zero_bubble;
 
 pub use action::{Action, Cell, Direction};
 pub use error::ScheduleError;
+pub use lower::{lower, lower_forward, passes};
+pub use op::{Keeps, Kind, Op, Peer, Value};
+pub use outline::{CallOutline, Outline, Place, Prefetch};
 pub use partition::partition;
 pub use pipeline::{Pipeline, Schedule, Ticks};
 pub use simulate::{Links, simulate};

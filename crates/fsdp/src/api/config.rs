@@ -3,7 +3,7 @@
 mod validate;
 
 use crate::{FsdpError, Optimizers, Precision};
-use schedule::{Pipeline, Schedule};
+use schedule::{Pipeline, Prefetch, Schedule};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -99,19 +99,6 @@ pub enum ActivationCheckpointing {
     /// Like `full` for every K-th block and like `none` for the others.
     #[schemars(rename = "every:K")]
     Every(usize),
-}
-
-/// When the gather of the next block's parameters starts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Prefetch {
-    /// When the next block needs them, so the gather is not hidden behind computation.
-    None,
-    /// Before the current block computes, which hides the communication; two blocks are gathered at a time.
-    #[default]
-    Pre,
-    /// After the current block has computed, before its gradients are reduced; one block is gathered at a time.
-    Post,
 }
 
 /// How a model is divided among the stages of a pipeline, which have the same number of ranks, and the order in which
@@ -234,25 +221,6 @@ impl FsdpConfig {
             Strategy::HybridShard => self.dp_replicate.unwrap_or(2),
             _ => self.dp_replicate.unwrap_or(1),
         }
-    }
-
-    /// Returns whether the backward runs the forward of call `i` of `calls` again.
-    pub(crate) fn recomputes(&self, i: usize, calls: usize) -> bool {
-        // Under gpipe all other micro-batches run in between.
-        let is_last = i + 1 == calls && self.pipeline.schedule != Schedule::Gpipe;
-        !is_last
-            && match self.activation_checkpointing {
-                ActivationCheckpointing::None => false,
-                ActivationCheckpointing::Full => true,
-                ActivationCheckpointing::Every(k) => (i + 1).is_multiple_of(k),
-            }
-    }
-
-    /// Returns whether the backward gathers the parameters of call `i` again, if they are gathered at all. The last
-    /// call's are not, because its backward follows at once, nor are any in a pipeline.
-    pub(crate) fn reshards_after_forward(&self, i: usize, calls: usize) -> bool {
-        let is_last = i + 1 == calls;
-        self.reshard_after_forward && !is_last && !self.keeps_gathered()
     }
 
     /// Returns whether gradients are sent to their shards only with a step's last micro-batch and stay whole until

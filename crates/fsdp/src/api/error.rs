@@ -51,6 +51,17 @@ pub enum FsdpError {
          (threads share Burn's generator)"
     )]
     Values(String),
+    /// Ranks would run steps that do not fit together.
+    #[error(
+        "rank {} would not run the same step as rank {}: give all ranks the same units and calls, and the same options of \
+         FsdpConfig (pipeline, prefetch, reshard_after_forward, no_sync, activation_checkpointing)",
+        ranks[1],
+        ranks[0]
+    )]
+    Outline {
+        /// Two ranks that differ.
+        ranks: [usize; 2],
+    },
     /// Copies of a unit differ between ranks.
     #[error(
         "unit {unit} is not the same on ranks {} and {}, which hold copies of it: a device or its memory has failed, or the ranks run different \

@@ -1,8 +1,10 @@
 //! One rank's part of a model in training: steps and evaluations.
 
+mod agree;
 mod backward;
 mod checkpoints;
 mod kept;
+mod operations;
 mod step;
 mod sums;
 mod sums_on_device;
@@ -15,10 +17,11 @@ use crate::api::bound::with_values;
 use crate::api::call::Call;
 use crate::api::precision::LossScaling;
 use crate::api::units::{ShapeOf, ValuesFrom};
-use crate::exec::chunk::Runner;
-use crate::exec::interpreter::{Interpreter, PointToPoint, StageTimes};
-use crate::exec::work::{Watch, Work};
+use crate::exec::executor::StageTimes;
+use crate::exec::point_to_point::PointToPoint;
+use crate::exec::work::Watch;
 use crate::groups::comm_thread::CommStreams;
+use crate::groups::outline::outline;
 use crate::groups::placement::{Groups, Placement, Stages, block_owners};
 use crate::groups::plan::{Class, Plan, UnitStages};
 use crate::shard::memory::Memory;
@@ -26,11 +29,12 @@ use crate::shard::modules::{Wrapped, wrap};
 use crate::shard::sharded_unit::ShardedUnit;
 use crate::{FsdpConfig, FsdpError, Strategy, UnitId, Units};
 use burn::module::Module;
-use comm::{Communicator, FirstError, Reduce, TrafficTable};
-use schedule::Pipeline;
+use comm::{Communicator, FirstError, TrafficTable};
+use schedule::{Op, Outline};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// One rank's part of a model in training.
 ///
@@ -45,6 +49,9 @@ pub struct Fsdp<B> {
     /// Under `block`: the rank that computes each call.
     owners: Option<Vec<usize>>,
     stages: Stages,
+    outline: Outline,
+    /// The operations of the last step, and its number of micro-batches.
+    lowered: Option<(usize, Rc<[Op]>)>,
     point_to_point: PointToPoint,
     streams: CommStreams,
     /// All ranks; under `block` this carries activations from rank to rank.
@@ -147,9 +154,13 @@ impl<B: 'static> Fsdp<B> {
             )));
         }
         let squares = if valued { squares } else { vec![] };
-        agree(&communicators.world, &units, &squares)?;
+        agree::on_values(&communicators.world, &units, &squares)?;
         let replicas = plans.iter().map(|plan| (plan.class, plan.replicas)).collect();
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
+        let units_of_calls: Vec<usize> = calls.iter().map(|call| call.unit).collect();
+        let gathers = |unit: usize| units[unit].gathers();
+        let outline = outline(&config, &units_of_calls, &stages, owners.as_deref(), gathers);
+        agree::on_outline(&world, &outline)?;
         let streams = CommStreams::start(communicators)?;
         let loss_scale = LossScaling::new(config.precision);
         let names_of = |(i, unit): (usize, &ShardedUnit)| unit.parameter_names().into_iter().map(move |name| (name, i));
@@ -161,6 +172,8 @@ impl<B: 'static> Fsdp<B> {
             places,
             owners,
             stages,
+            outline,
+            lowered: None,
             point_to_point,
             streams,
             world,
@@ -236,8 +249,7 @@ impl<B: 'static> Fsdp<B> {
     /// If there is not one weight for each batch.
     pub fn evaluate(&mut self, batches: &[B], weights: &[f64]) -> Result<Vec<(f64, f64)>, FsdpError> {
         assert_eq!(batches.len(), weights.len(), "each batch has a weight");
-        let pipeline = self.config.pipeline.of_a_round()?;
-        let losses = self.interpreter(pipeline).evaluate(batches, &mut |_, _| ())?;
+        let losses = self.forward(batches, &mut |_, _| ())?;
         // Under `block` one rank has the loss; in a pipeline the last stage has it.
         let mine = losses.into_iter().zip(weights).flat_map(|(losses, weight)| match losses.loss {
             Some(loss) => [f64::from(loss.into_scalar::<f32>()) * weight, *weight],
@@ -325,45 +337,6 @@ impl<B: 'static> Fsdp<B> {
         let (of, stage) = (self.config.tp * self.config.cp, self.stages.of_call(call));
         let ranks = self.data_parallel().1 * of;
         (self.config.pipeline.stages > 1).then(|| stage * ranks..(stage + 1) * ranks)
-    }
-
-    fn interpreter(&mut self, pipeline: Pipeline) -> Interpreter<'_, B> {
-        let (kept, places) = (self.units.iter().map(|_| None).collect(), self.units.len());
-        let work = Work::new(self.watch.as_deref(), self.calls_here() * pipeline.micro_batches());
-        let runner = Runner {
-            units: &mut self.units,
-            calls: &self.calls,
-            stages: &self.stages,
-            owners: self.owners.as_deref(),
-            streams: &self.streams,
-            world: &self.world,
-            plan: &self.plan,
-            config: &self.config,
-            first_error: &self.first_error,
-            kept,
-            micro_batches: pipeline.micro_batches(),
-            partial: HashMap::new(),
-            reduced: vec![0; places],
-            work,
-        };
-        Interpreter { runner, point_to_point: &self.point_to_point, pipeline, shape: self.shape.as_deref() }
-    }
-}
-
-/// Returns an error unless all ranks were given the same values, compared by sums of squares, if there are any.
-fn agree(world: &Communicator, units: &[ShardedUnit], squares: &[Option<f64>]) -> Result<(), FsdpError> {
-    if squares.is_empty() {
-        return Ok(());
-    }
-    // The maximum of each square and of its negative; for units held by other stages this rank contributes nothing.
-    let highest =
-        |sign: f64| squares.iter().map(move |square| square.map_or(f64::NEG_INFINITY, |square| sign * square));
-    let values: Vec<f64> = highest(1.0).chain(highest(-1.0)).collect();
-    let highest = world.all_reduce_numbers(&values, Reduce::Max)?;
-    let (most, least) = highest.split_at(squares.len());
-    match most.iter().zip(least).position(|(most, least)| *most != -least) {
-        Some(unit) => Err(FsdpError::Values(units[unit].name())),
-        None => Ok(()),
     }
 }
 

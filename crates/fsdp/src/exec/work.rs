@@ -1,5 +1,6 @@
 //! Progress of a rank in a step, for observers of long steps.
 
+use schedule::{Keeps, Kind, Op};
 use std::cell::Cell;
 
 /// Called after each call's forward and backward with the finished and the total work of a step.
@@ -16,9 +17,15 @@ pub(crate) struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    /// Starts to count the work of `calls` calls.
-    pub fn new(watch: Option<&'a Watch>, calls: usize) -> Self {
-        Self { watch, done: Cell::new(0), all: calls * (1 + BACKWARD) }
+    /// Starts to count the work of a list of operations.
+    pub fn new(watch: Option<&'a Watch>, ops: &[Op]) -> Self {
+        let of = |op: &Op| match op {
+            Op::Run { kind: Kind::Forward(Keeps::Nothing), .. } => 0,
+            Op::Run { kind: Kind::Forward(_), .. } => 1,
+            Op::Run { kind: Kind::Backward | Kind::Weights, .. } => BACKWARD,
+            _ => 0,
+        };
+        Self { watch, done: Cell::new(0), all: ops.iter().map(of).sum() }
     }
 
     /// Counts a finished forward of a call.

@@ -1,15 +1,22 @@
 //! A forecast of a rank's memory before anything is allocated: the ledger of a step without its tensors.
+//!
+//! The operations of the rank are those that it will run. Each one holds bytes, or lets go of them:
+//!
+//! ```text
+//! +2            gathered parameters of unit 2, until -2
+//! F3.0          activations of call 3, until its backward
+//! B3.0          gradients of its parameters, one by one and then in one buffer, which no category counts
+//! add, reduce   gradients that wait for the step or are in flight, until the next wait
+//! ```
 
 mod shapes;
 pub mod traffic;
 
 use self::shapes::{Class, ShapeCall, Shapes, Unit};
-use crate::groups::placement::Stages;
 use crate::shard::memory::{Bytes, Category, Ledger, MemoryGuard};
-use crate::{FsdpConfig, FsdpError, Memory, Prefetch, Strategy, Units};
-use schedule::{Action, Cell};
+use crate::{FsdpConfig, FsdpError, Memory, Units};
+use schedule::{Keeps, Kind, Op};
 use std::collections::HashMap;
-use std::ops::Range;
 
 /// The bytes that the forward of a call leaves in memory and that its backward needs; only the model knows them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -51,27 +58,22 @@ pub struct Forecast {
     pub model: usize,
 }
 
-/// A call: its unit, what it leaves, and whether this rank computes it.
-#[derive(Clone, Copy)]
-struct Call {
-    unit: usize,
-    bytes: CallBytes,
-    is_mine: bool,
-}
-
-struct SimulatedStep<'a> {
+/// A rank's ledger while operations hold bytes.
+struct StepMemory<'a> {
     config: &'a FsdpConfig,
+    run: ForecastRun<'a>,
     units: Vec<Unit>,
-    calls: Vec<Call>,
-    stages: Stages,
-    /// The gathered parameters of each unit, if they stay.
-    kept: Vec<Option<MemoryGuard>>,
-    /// Gradients of units that are also called earlier in the model, by unit and micro-batch.
-    partial: HashMap<(usize, usize), MemoryGuard>,
-    on_cpu: bool,
+    /// The unit of each call, and what the call leaves.
+    calls: Vec<(usize, CallBytes)>,
     ledger: Ledger,
+    slots: HashMap<usize, MemoryGuard>,
+    /// What calls have left, by call and micro-batch.
+    saved: HashMap<(usize, usize), Vec<MemoryGuard>>,
+    /// Sums of the gradients of units with several calls, by unit and micro-batch.
+    sums: HashMap<(usize, usize), MemoryGuard>,
     /// Waiting gradients for each unit and class: those of the shard, and whole ones that were not communicated.
     gradients: Vec<[[Option<MemoryGuard>; 2]; 4]>,
+    in_flight: Vec<MemoryGuard>,
     most: Bytes,
     working: usize,
 }
@@ -83,84 +85,138 @@ impl<B: 'static> Units<B> {
     /// # Errors
     /// Returns the errors of [`Fsdp::new`](crate::Fsdp::new) that need no values.
     pub fn forecast(self, config: &FsdpConfig, run: ForecastRun) -> Result<Forecast, FsdpError> {
-        let Shapes { units, calls, stages, model } = Shapes::new(self, config, run.world_size, run.rank)?;
-        let call = |ShapeCall { unit, functions, is_mine, .. }: ShapeCall| {
+        let shapes = Shapes::new(self, config, run.world_size, run.rank)?;
+        // Without stages, a third micro-batch takes no more memory.
+        let micro_batches = if config.pipeline.stages == 1 { run.micro_batches.min(2) } else { run.micro_batches };
+        let ops = shapes.lowered(config, run.on_cpu, micro_batches)?;
+        let Shapes { units, calls, model, .. } = shapes;
+        let call = |ShapeCall { unit, functions, .. }: ShapeCall| {
             let merged = run.calls.get(functions).unwrap_or_default();
             let bytes = CallBytes {
                 input: merged.first().map_or(0, |first| first.input),
                 graph: merged.iter().map(|bytes| bytes.graph).sum(),
                 backward: merged.iter().map(|bytes| bytes.backward).max().unwrap_or(0),
             };
-            Call { unit, bytes: if is_mine { bytes } else { CallBytes::default() }, is_mine }
+            (unit, bytes)
         };
-        let calls = calls.into_iter().map(call).collect();
-        let step = SimulatedStep {
-            gradients: units.iter().map(|_| Default::default()).collect(),
-            kept: units.iter().map(|_| None).collect(),
-            partial: HashMap::new(),
+        let step = StepMemory {
             config,
+            run,
+            gradients: units.iter().map(|_| Default::default()).collect(),
             units,
-            calls,
-            stages,
-            on_cpu: run.on_cpu,
+            calls: calls.into_iter().map(call).collect(),
             ledger: Ledger::default(),
+            slots: HashMap::new(),
+            saved: HashMap::new(),
+            sums: HashMap::new(),
+            in_flight: vec![],
             most: Bytes::default(),
             working: 0,
         };
-        step.run(run.micro_batches, model)
+        Ok(step.of(&ops, model))
     }
 }
 
-/// What a forward leaves of a call: its weights, unless they are gathered again, and its activations.
-type Saved = (Option<MemoryGuard>, MemoryGuard);
-
-impl SimulatedStep<'_> {
-    fn run(mut self, micro_batches: usize, model: usize) -> Result<Forecast, FsdpError> {
-        let rest = self.at_rest();
-        // Without stages, a third micro-batch takes no more memory.
-        let micro_batches = if self.config.pipeline.stages == 1 { micro_batches.min(2) } else { micro_batches };
-        let (mut saved, mut deferred) =
-            (HashMap::<Cell, Vec<Saved>>::new(), HashMap::<Cell, Vec<(Saved, MemoryGuard)>>::new());
-        let number = |cell: Cell| (cell.micro_batch, cell.micro_batch + 1 == micro_batches);
-        for action in self.config.pipeline.of(micro_batches)?.program_of(self.stages.stage) {
-            match action {
-                Action::Forward(cell) => {
-                    let kept = self.forward(self.stages.calls(cell.chunk));
-                    saved.insert(cell, kept);
-                }
-                Action::Backward(cell) | Action::BackwardInput(cell) => {
-                    let kept = saved.remove(&cell).expect("a program runs forward before it runs backward");
-                    let calls = self.stages.calls(cell.chunk);
-                    match action {
-                        Action::BackwardInput(_) => deferred.insert(cell, self.backward_of_inputs(calls, kept)),
-                        _ => {
-                            self.backward(calls, kept, number(cell));
-                            None
-                        }
-                    };
-                }
-                Action::BackwardWeights(cell) => {
-                    let kept =
-                        deferred.remove(&cell).expect("a program has the gradient of an input before its weights'");
-                    self.backward_of_weights(self.stages.calls(cell.chunk), kept, number(cell));
-                }
-                _ => {}
-            }
+impl StepMemory<'_> {
+    fn of(mut self, ops: &[Op], model: usize) -> Forecast {
+        let steps = |op: &Op| if let Op::Step { unit } = op { Some(*unit) } else { None };
+        let here: Vec<usize> = ops.iter().filter_map(steps).collect();
+        let rest = self.at_rest(&here);
+        for op in ops {
+            self.hold_for(*op);
         }
-        let replicas = self.new_replicas();
+        let replicas = self.new_replicas(&here);
         // A shard that steps exists twice more: as separate matrices and vectors, and with both joined.
-        let shards = self.here().flat_map(Unit::trained).map(|class| class.shard);
+        let shards = here.iter().flat_map(|unit| self.units[*unit].trained()).map(|class| class.shard);
         self.note(2 * shards.max().unwrap_or(0));
         drop(replicas);
         self.gradients.clear();
         let memory = self.ledger.memory();
         drop(rest);
-        Ok(Forecast { memory, most: self.most, working: self.working, model })
+        Forecast { memory, most: self.most, working: self.working, model }
     }
 
-    /// Returns the units that the rank's stage holds.
-    fn here(&self) -> impl Iterator<Item = &Unit> {
-        self.units.iter().filter(|unit| unit.is_here)
+    fn hold_for(&mut self, op: Op) {
+        let (rank, config, on_cpu) = (self.run.rank, self.config, self.run.on_cpu);
+        match op {
+            Op::Gather { unit, slot, to } => {
+                let gathered = |class: &Class| if class.gathers(config, on_cpu) { class.whole } else { 0 };
+                let is_here = to.is_none_or(|to| to == rank);
+                let bytes = if is_here { self.units[unit].sum(gathered) } else { 0 };
+                self.slots.insert(slot, self.hold(Category::Gathered, bytes));
+            }
+            Op::Free { slot, .. } => drop(self.slots.remove(&slot)),
+            Op::Run { kind, call, micro_batch, .. } => self.run(kind, call, micro_batch),
+            Op::Add { unit, micro_batch } => {
+                let sum = self.units[unit].sum(Class::gradient);
+                drop(self.sums.remove(&(unit, micro_batch)));
+                self.sums.insert((unit, micro_batch), self.hold(Category::Gradients, sum));
+                self.note(0);
+            }
+            Op::Reduce { unit, micro_batch, sends, .. } => {
+                drop(self.sums.remove(&(unit, micro_batch)));
+                self.reduce(unit, sends, true);
+                self.note(0);
+            }
+            Op::Scatter { unit, micro_batch, from, last_call } => {
+                let earlier = self.sums.remove(&(unit, micro_batch));
+                self.in_flight.extend(earlier);
+                if last_call {
+                    self.reduce(unit, true, from == rank);
+                } else {
+                    let sum = |bytes: fn(&Class) -> usize| self.units[unit].trained().map(bytes).sum();
+                    let in_flight = if from == rank { sum(|class| class.whole) } else { 0 };
+                    self.in_flight.push(self.hold(Category::Gradients, in_flight));
+                    let part = self.hold(Category::Gradients, sum(|class| class.shard));
+                    self.sums.insert((unit, micro_batch), part);
+                }
+                self.note(0);
+            }
+            Op::Wait { .. } => self.in_flight.clear(),
+            // Within a run, and with the optimizer's step.
+            Op::Flatten { .. } | Op::Send { .. } | Op::Recv { .. } | Op::Tie { .. } | Op::Step { .. } => {}
+        }
+    }
+
+    fn run(&mut self, kind: Kind, call: usize, micro_batch: usize) {
+        let (unit, bytes) = self.calls[call];
+        let (key, gradient) = ((call, micro_batch), self.units[unit].sum(Class::gradient));
+        let kept = match kind {
+            Kind::Forward(Keeps::Nothing) => return,
+            Kind::Forward(Keeps::Input) => self.hold(Category::Activations, bytes.input),
+            Kind::Forward(Keeps::Graph | Keeps::HollowGraph) => self.hold(Category::Activations, bytes.graph),
+            Kind::Recompute => self.hold(Category::Activations, bytes.graph - bytes.input),
+            // Gradients that are already available count as the whole unit's, an upper bound.
+            Kind::Input => {
+                self.note(bytes.backward);
+                self.hold(Category::Gradients, gradient)
+            }
+            Kind::Backward => {
+                self.note(bytes.backward + gradient);
+                drop(self.saved.remove(&key));
+                return self.note(2 * gradient); // one per parameter, and all in one buffer
+            }
+            Kind::Weights => {
+                self.note(2 * gradient); // one per parameter, and all in one buffer
+                return drop(self.saved.remove(&key));
+            }
+        };
+        self.saved.entry(key).or_default().push(kept);
+    }
+
+    /// Sends the gradient of a unit to its shards, or keeps it whole; `is_mine` if this rank has computed it.
+    fn reduce(&mut self, unit: usize, sends: bool, is_mine: bool) {
+        let ledger = self.ledger.clone();
+        let gradient = |bytes| ledger.hold(Category::Gradients, bytes);
+        for (class, [shard, whole]) in self.units[unit].trained().zip(&mut self.gradients[unit]) {
+            if !sends && class.shards > 1 {
+                *whole = Some(gradient(class.whole_fp32));
+                continue;
+            }
+            let in_flight = whole.take().map_or(if is_mine { class.whole } else { 0 }, |_| class.whole_fp32);
+            self.in_flight.push(gradient(in_flight));
+            self.in_flight.extend(shard.replace(gradient(class.shard)));
+        }
     }
 
     fn hold(&self, category: Category, bytes: usize) -> MemoryGuard {
@@ -175,155 +231,22 @@ impl SimulatedStep<'_> {
         }
     }
 
-    /// Holds parameters and moments.
-    fn at_rest(&self) -> Vec<MemoryGuard> {
-        let parameters = |class: &Class| class.parameters_at_rest(self.config, self.on_cpu);
-        let unit = |unit: &Unit| {
+    /// Holds parameters and moments of the units that the rank's stage holds.
+    fn at_rest(&self, here: &[usize]) -> Vec<MemoryGuard> {
+        let parameters = |class: &Class| class.parameters_at_rest(self.config, self.run.on_cpu);
+        let unit = |unit: &usize| {
+            let unit = &self.units[*unit];
             let (parameters, moments) = (unit.sum(parameters), unit.sum(Class::moments));
             [self.hold(Category::Parameters, parameters), self.hold(Category::Optimizer, moments)]
         };
-        self.here().flat_map(unit).collect()
+        here.iter().flat_map(unit).collect()
     }
 
     /// Holds new replicas: while units step, those of two units (or of the only one) exist in addition to the old ones.
-    fn new_replicas(&self) -> MemoryGuard {
+    fn new_replicas(&self, here: &[usize]) -> MemoryGuard {
         let replica = |class: &Class| if class.replicates(self.config) { class.whole } else { 0 };
-        let replicas: Vec<usize> = self.here().map(|unit| unit.trained().map(replica).sum()).collect();
+        let replicas: Vec<usize> = here.iter().map(|unit| self.units[*unit].trained().map(replica).sum()).collect();
         let most = replicas.chunks(1).chain(replicas.windows(2)).map(|new| new.iter().sum()).max().unwrap_or(0);
         self.hold(Category::Parameters, most)
-    }
-
-    /// Holds the whole parameters of call `i`, unless they exist anyway.
-    fn gather(&mut self, i: usize) -> MemoryGuard {
-        let call = self.calls[i];
-        let gathered = |class: &Class| if class.gathers(self.config, self.on_cpu) { class.whole } else { 0 };
-        let is_free = !call.is_mine || self.kept[call.unit].is_some();
-        let held = self.hold(Category::Gathered, if is_free { 0 } else { self.units[call.unit].sum(gathered) });
-        if self.config.keeps_gathered() && self.kept[call.unit].is_none() {
-            self.kept[call.unit] = Some(held);
-            return self.hold(Category::Gathered, 0);
-        }
-        held
-    }
-
-    fn recomputes(&self, i: usize) -> bool {
-        self.config.recomputes(i, self.calls.len())
-    }
-
-    fn reshards_after_forward(&self, i: usize) -> bool {
-        let gathers =
-            self.units[self.calls[i].unit].classes.iter().any(|class| class.gathers(self.config, self.on_cpu));
-        gathers && self.config.reshards_after_forward(i, self.calls.len())
-    }
-
-    fn forward(&mut self, calls: Range<usize>) -> Vec<Saved> {
-        let (mut ahead, mut saved) = (None, vec![]);
-        let prefetch = self.config.forward_prefetch;
-        for i in calls.clone() {
-            let weights = ahead.take().unwrap_or_else(|| self.gather(i));
-            let next = (i + 1 < calls.end).then_some(i + 1);
-            if prefetch == Prefetch::Pre {
-                ahead = next.map(|next| self.gather(next));
-            }
-            let bytes = self.calls[i].bytes;
-            let kept = if self.recomputes(i) { bytes.input } else { bytes.graph };
-            saved.push(((!self.reshards_after_forward(i)).then_some(weights), self.hold(Category::Activations, kept)));
-            if prefetch == Prefetch::Post {
-                ahead = next.map(|next| self.gather(next));
-            }
-        }
-        saved
-    }
-
-    fn backward(&mut self, calls: Range<usize>, mut saved: Vec<Saved>, number: (usize, bool)) {
-        let (mut ahead, mut reduction) = (None, vec![]);
-        while let Some((weights, kept)) = saved.pop() {
-            let i = calls.start + saved.len();
-            let weights = weights.unwrap_or_else(|| ahead.take().unwrap_or_else(|| self.gather(i)));
-            let next = (calls.start..i).rev().find(|next| self.reshards_after_forward(*next));
-            if self.config.backward_prefetch == Prefetch::Pre && ahead.is_none() {
-                ahead = next.map(|next| self.gather(next));
-            }
-            let Call { unit, bytes, is_mine } = self.calls[i];
-            let again = self.recomputes(i).then(|| self.hold(Category::Activations, bytes.graph - bytes.input));
-            let gradient = if is_mine { self.units[unit].sum(Class::gradient) } else { 0 };
-            self.note(bytes.backward + gradient);
-            drop((kept, again));
-            self.note(2 * gradient); // one per parameter, and all in one buffer
-            drop(weights);
-            if self.config.backward_prefetch == Prefetch::Post && ahead.is_none() {
-                ahead = next.map(|next| self.gather(next));
-            }
-            reduction.clear();
-            reduction = self.reduce(i, number);
-        }
-        self.note(0);
-    }
-
-    /// The inputs of deferred weight gradients count until those are computed. Gradients that are already available
-    /// count as the whole unit's, an upper bound.
-    fn backward_of_inputs(&mut self, calls: Range<usize>, saved: Vec<Saved>) -> Vec<(Saved, MemoryGuard)> {
-        let mut all = vec![];
-        for (i, (weights, mut kept)) in calls.zip(saved).rev() {
-            let Call { unit, bytes, .. } = self.calls[i];
-            if self.recomputes(i) {
-                kept = self.hold(Category::Activations, bytes.graph);
-            }
-            self.note(bytes.backward);
-            let there = self.hold(Category::Gradients, self.units[unit].sum(Class::gradient));
-            all.push(((weights, kept), there));
-        }
-        all.reverse();
-        all
-    }
-
-    fn backward_of_weights(
-        &mut self,
-        calls: Range<usize>,
-        mut saved: Vec<(Saved, MemoryGuard)>,
-        number: (usize, bool),
-    ) {
-        let mut reduction = vec![];
-        while let Some(kept) = saved.pop() {
-            let i = calls.start + saved.len();
-            let gradient = self.units[self.calls[i].unit].sum(Class::gradient);
-            self.note(2 * gradient); // one per parameter, and all in one buffer
-            drop(kept);
-            reduction.clear();
-            reduction = self.reduce(i, number);
-        }
-        self.note(0);
-    }
-
-    /// Sends the gradient of call `i` to its shards; returns what exists until it has arrived.
-    fn reduce(&mut self, i: usize, (micro_batch, last): (usize, bool)) -> Vec<MemoryGuard> {
-        let (u, ledger) = (self.calls[i].unit, self.ledger.clone());
-        let gradient = |bytes| ledger.hold(Category::Gradients, bytes);
-        let done = !(0..i).any(|before| self.calls[before].unit == u && self.stages.is_here(before));
-        let is_block = self.config.strategy == Strategy::Block;
-        let before = self.partial.remove(&(u, micro_batch)).filter(|_| is_block);
-        if !done {
-            let sum = |bytes: fn(&Class) -> usize| self.units[u].trained().map(bytes).sum();
-            let in_flight = gradient(if is_block && self.calls[i].is_mine { sum(|class| class.whole) } else { 0 });
-            let sum = gradient(sum(if is_block { |class| class.shard } else { |class| class.whole }));
-            self.partial.insert((u, micro_batch), sum);
-            return std::iter::once(in_flight).chain(before).collect();
-        }
-        if last {
-            self.kept[u] = None;
-        }
-        let waits = self.config.reduces_once() && !last;
-        let mut there: Vec<MemoryGuard> = before.into_iter().collect();
-        for (class, [shard, whole]) in self.units[u].trained().zip(&mut self.gradients[u]) {
-            if waits && class.shards > 1 {
-                *whole = Some(gradient(class.whole_fp32));
-                continue;
-            }
-            let is_mine = self.calls[i].is_mine;
-            let in_flight = whole.take().map_or(if is_mine { class.whole } else { 0 }, |_| class.whole_fp32);
-            there.push(gradient(in_flight));
-            there.extend(shard.replace(gradient(class.shard)));
-        }
-        there
     }
 }

@@ -1,27 +1,30 @@
 //! A model's units and calls on one rank, from shapes alone: the basis of forecasts of memory and traffic.
 
 use crate::api::inspect::ModuleParam;
+use crate::groups::outline::outline;
 use crate::groups::placement::{Stages, axes_of, block_owners};
 use crate::groups::plan;
 use crate::shard::modules::{ClassParams, Modules, Wrapped, wrap};
 use crate::shard::tensor_shard;
 use crate::{FsdpConfig, FsdpError, Layout, Strategy, Units};
 use comm::Axis;
+use schedule::{Op, Place, lower};
 use std::ops::Range;
 
 /// A model on a rank.
 pub(crate) struct Shapes {
     pub units: Vec<Unit>,
     pub calls: Vec<ShapeCall>,
-    pub stages: Stages,
+    stages: Stages,
+    /// Under `block`: the rank that computes each call.
+    owners: Option<Vec<usize>>,
+    rank: usize,
     /// The whole model's parameters in fp32, in bytes.
     pub model: usize,
 }
 
 pub(crate) struct Unit {
     pub classes: Vec<Class>,
-    /// Whether the rank's stage holds it.
-    pub is_here: bool,
 }
 
 /// The bytes of a class of a unit's parameters: the rank's shard in fp32, all parameters (of cut ones, the rank's
@@ -36,14 +39,12 @@ pub(crate) struct Class {
     pub whole_fp32: usize,
 }
 
-/// A call: its unit, the range of the model's functions that it consists of, and whether this rank computes it if its
-/// stage does.
+/// A call: its unit, and the range of the model's functions that it consists of.
 pub(crate) struct ShapeCall {
     pub unit: usize,
     pub functions: Range<usize>,
     /// The ranks of the tensors that it returns.
     pub returns: Vec<usize>,
-    pub is_mine: bool,
 }
 
 impl Shapes {
@@ -58,7 +59,6 @@ impl Shapes {
         let mesh = config.mesh(world_size)?;
         let Wrapped { units: modules, calls, calls_of_chunks, rules, .. } = wrap(units, config)?;
         let stages = Stages::new(&config.pipeline, &calls_of_chunks, mesh.coordinate(rank, Axis::Pp))?;
-        let is_here = |unit: usize| (0..calls.len()).any(|i| calls[i].unit == unit && stages.is_here(i));
         let axes = |class| axes_of(class, config.strategy);
         let parts = |class| mesh.ranks(&axes(class)[2]);
         let size = config.precision.param.dtype().size();
@@ -72,11 +72,11 @@ impl Shapes {
             Class { of, is_trained, shards, shard: whole_fp32 / shards, whole, whole_fp32 }
         };
         let kept = rules.kept(config);
-        let unit = |(i, modules): (usize, &Modules)| {
+        let unit = |modules: &Modules| {
             let classes = modules.classes(parts, &kept)?;
-            Ok(Unit { classes: classes.params.into_iter().map(class).collect(), is_here: is_here(i) })
+            Ok(Unit { classes: classes.params.into_iter().map(class).collect() })
         };
-        let units = modules.iter().enumerate().map(unit).collect::<Result<Vec<_>, FsdpError>>()?;
+        let units = modules.iter().map(unit).collect::<Result<Vec<_>, FsdpError>>()?;
         let shards = mesh.ranks(&axes(plan::Class::Dense)[0]);
         let in_fp32 = |modules: &Modules| {
             Layout::new(modules.params().into_iter().map(ModuleParam::named_shape), shards).padded_len()
@@ -85,14 +85,22 @@ impl Shapes {
         let model = modules.iter().map(in_fp32).sum();
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
         let mut end = 0;
-        let call = |(i, call): (usize, &crate::api::call::Call<B>)| {
+        let call = |call: &crate::api::call::Call<B>| {
             end += call.functions();
-            let is_mine = owners.as_ref().is_none_or(|owners| owners[i] == rank);
             let functions = end - call.functions()..end;
-            ShapeCall { unit: call.unit, functions, returns: call.returns().to_vec(), is_mine }
+            ShapeCall { unit: call.unit, functions, returns: call.returns().to_vec() }
         };
-        let calls = calls.iter().enumerate().map(call).collect();
-        Ok(Self { units, calls, stages, model })
+        let calls = calls.iter().map(call).collect();
+        Ok(Self { units, calls, stages, owners, rank, model })
+    }
+
+    /// Returns the operations of the rank in a step with this number of micro-batches.
+    pub fn lowered(&self, config: &FsdpConfig, on_cpu: bool, micro_batches: usize) -> Result<Vec<Op>, FsdpError> {
+        let units: Vec<usize> = self.calls.iter().map(|call| call.unit).collect();
+        let gathers = |unit: usize| self.units[unit].classes.iter().any(|class| class.gathers(config, on_cpu));
+        let outline = outline(config, &units, &self.stages, self.owners.as_deref(), gathers);
+        let place = Place { stage: self.stages.stage, rank: self.rank };
+        Ok(lower(&outline, &config.pipeline.of(micro_batches)?, place))
     }
 }
 

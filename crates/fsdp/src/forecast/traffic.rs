@@ -2,27 +2,28 @@
 //!
 //! Consider a class of a unit's parameters with S shards of n elements, R copies of each shard, M micro-batches, p
 //! bytes per element in computation and r bytes per element in reductions. Per step a rank receives
-//! ```text
-//! full_shard, hybrid_shard    all_gather       G (S - 1) n p    G: M per call, 2 M if gathered again; 1 in a pipeline
-//! zero1, shard_grad_op        all_gather         (S - 1) n p    of stepped parameters all of these
-//! reduce_scatter   M (S - 1) n r    1, not M: no_sync, zero1, full_shard in a pipeline several copies
-//! all_reduce       2 (R - 1) n r / R; if small (R - 1) n r, see comm::all_reduce_bytes a unit on several stages
-//! all_reduce       the same for n fp32 elements, over these stages block                       gather           G
-//! (S - 1) n p    G as above, for the calls that it computes itself
-//!                             scatter          M n r            for each call that another rank computes
-//! between stages, and blocks  recv             each incoming activation and cotangent, with a header of 24 bytes
-//! ```
 //!
-//! and the bytes that the model's calls receive themselves, counted again if the forward is run again. Control numbers
-//! (losses, norms, numbers of micro-batches) are left out: a few hundred bytes per step.
+//! | layout | collective | bytes | |
+//! |---|---|---|---|
+//! | `full_shard`, `hybrid_shard` | `all_gather` | G (S - 1) n p | G: M per call, 2 M if gathered again; 1 in a pipeline |
+//! | `zero1`, `shard_grad_op` | `all_gather` | (S - 1) n p | of stepped parameters |
+//! | all of these | `reduce_scatter` | M (S - 1) n r | 1, not M: `no_sync`, `zero1`, `full_shard` in a pipeline |
+//! | several copies | `all_reduce` | 2 (R - 1) n r / R | if small (R - 1) n r, see [`comm::all_reduce_bytes`] |
+//! | a unit on several stages | `all_reduce` | the same for n fp32 elements | over these stages |
+//! | `block` | `gather` | G (S - 1) n p | G as above, for the calls that it computes itself |
+//! | `block` | `scatter` | M n r | for each call that another rank computes |
+//! | between stages, and blocks | `recv` | each incoming activation and cotangent | with a header of 24 bytes |
+//!
+//! and the bytes that the model's calls receive themselves, counted again if the forward is run again. These are sums
+//! over the operations that the rank will run. Control numbers (losses, norms, numbers of micro-batches) are left out:
+//! a few hundred bytes per step.
 
-use super::shapes::{Class, ShapeCall, Shapes};
+use super::shapes::{Class, Shapes};
 use crate::groups::placement::axes_of;
-use crate::{FsdpConfig, FsdpError, Strategy, Units};
+use crate::{FsdpConfig, FsdpError, Units};
 use comm::{Axis, MeshShape, all_reduce_bytes};
-use schedule::{Action, Direction};
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
+use schedule::{Direction, Kind, Op, Peer};
+use std::collections::BTreeMap;
 
 /// The communication of a model's call for one micro-batch on one rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -76,22 +77,14 @@ impl<B: 'static> Units<B> {
     /// Returns the errors of [`Fsdp::new`](crate::Fsdp::new) that need no values.
     pub fn shares(self, config: &FsdpConfig, run: SharesRun) -> Result<Vec<Share>, FsdpError> {
         let shapes = Shapes::new(self, config, run.world_size, run.rank)?;
+        let ops = shapes.lowered(config, run.on_cpu, run.micro_batches)?;
         let mut step = StepTraffic { config, run, mesh: config.mesh(run.world_size)?, shapes: &shapes, shares: vec![] };
-        for (i, unit) in shapes.units.iter().enumerate().filter(|(_, unit)| unit.is_here) {
-            let calls: Vec<usize> = (0..shapes.calls.len()).filter(|call| shapes.calls[*call].unit == i).collect();
-            for class in &unit.classes {
-                step.rest(class);
-                step.parameters(&calls, class);
-                if class.is_trained {
-                    step.gradients(&calls, class);
-                }
+        for op in &ops {
+            if let Op::Step { unit } = op {
+                shapes.units[*unit].classes.iter().for_each(|class| step.rest(class));
             }
         }
-        match config.strategy {
-            Strategy::Block => step.between_blocks(),
-            _ => step.between_stages()?,
-        }
-        step.of_calls();
+        ops.iter().for_each(|op| step.receive_for(*op));
         step.shares.retain(|share| share.at_rest > 0 || !share.received.is_empty());
         Ok(step.shares)
     }
@@ -117,106 +110,108 @@ impl<'a> StepTraffic<'a> {
         }
     }
 
-    /// Adds the parameters of these calls' unit, received before they are used or after the optimizer's step.
-    fn parameters(&mut self, calls: &[usize], class: &Class) {
-        let [shard, ..] = axes_of(class.of, self.config.strategy);
-        let others = class.whole / class.shards * (class.shards - 1);
-        if self.config.strategy == Strategy::Block {
-            let mine: Vec<usize> = calls.iter().copied().filter(|i| self.shapes.calls[*i].is_mine).collect();
-            self.receive(&shard, "gather", self.gathers(&mine) * others);
-        } else {
-            let times = match class.replicates(self.config) {
-                true => usize::from(class.is_trained), // after the step
-                false => self.gathers(calls),
-            };
-            self.receive(&shard, "all_gather", times * others);
-        }
-    }
-
-    /// Adds their gradients, received for shards, for copies of shards, and for other stages that hold the unit.
-    fn gradients(&mut self, calls: &[usize], class: &Class) {
-        let [shard, copies, _] = axes_of(class.of, self.config.strategy);
-        let (n, r) = (class.shard / size_of::<f32>(), self.config.precision.reduce.dtype().size());
-        if self.config.strategy == Strategy::Block {
-            let elsewhere = calls.iter().filter(|i| !self.shapes.calls[**i].is_mine).count();
-            self.receive(&shard, "scatter", elsewhere * self.run.micro_batches * n * r);
-        } else {
-            self.receive(&shard, "reduce_scatter", self.reductions() * (class.shards - 1) * n * r);
-        }
-        self.receive(&copies, "all_reduce", all_reduce_bytes(n, r, self.mesh.ranks(&copies)));
-        let stages: BTreeSet<usize> = calls.iter().map(|i| self.shapes.stages.of_call(*i)).collect();
-        self.receive(&[Axis::Pp], "all_reduce", all_reduce_bytes(n, size_of::<f32>(), stages.len()));
-    }
-
-    /// Returns how often a unit is gathered per step for these calls.
-    fn gathers(&self, calls: &[usize]) -> usize {
-        if self.config.keeps_gathered() {
-            return 1;
-        }
-        let again = |i: usize| self.config.reshards_after_forward(i, self.shapes.calls.len());
-        calls.iter().map(|i| 1 + usize::from(again(*i))).sum::<usize>() * self.run.micro_batches
-    }
-
-    /// Returns how often gradients are sent to their shards per step.
-    fn reductions(&self) -> usize {
-        if self.config.reduces_once() { 1 } else { self.run.micro_batches }
-    }
-
-    /// Adds the activations and cotangents that the stage's program receives.
-    fn between_stages(&mut self) -> Result<(), FsdpError> {
-        let stages = &self.shapes.stages;
-        let come = |action| match action {
-            Action::Recv(Direction::Forward, cell) => Some(self.output(stages.calls(cell.chunk).start - 1)),
-            Action::Recv(Direction::Backward, cell) => Some(self.output(stages.calls(cell.chunk).end - 1)),
-            _ => None,
-        };
-        let program = self.config.pipeline.of(self.run.micro_batches)?.program_of(stages.stage);
-        let bytes = program.into_iter().filter_map(come).sum();
-        self.receive(&[Axis::Pp], "recv", bytes);
-        Ok(())
-    }
-
-    /// Under `block`: activations from the rank of the previous call, cotangents from the rank of the next call.
-    fn between_blocks(&mut self) {
-        let calls = &self.shapes.calls;
-        let come = |i: usize| {
-            let before = (i > 0 && !calls[i - 1].is_mine).then(|| self.output(i - 1));
-            let after = calls.get(i + 1).filter(|after| !after.is_mine).map(|_| self.output(i));
-            before.unwrap_or(0) + after.unwrap_or(0)
-        };
-        let bytes = (0..calls.len()).filter(|i| calls[*i].is_mine).map(come).sum::<usize>() * self.run.micro_batches;
-        if bytes > 0 {
-            let received = BTreeMap::from([("recv", bytes)]);
-            self.shares.push(Share { axes: "world".into(), ranks: self.run.world_size, at_rest: 0, received });
-        }
-    }
-
-    /// Adds the bytes that calls of this rank receive themselves.
-    fn of_calls(&mut self) {
-        let all: &'a [ShapeCall] = &self.shapes.calls;
-        for (i, ShapeCall { functions, is_mine, .. }) in all.iter().enumerate() {
-            if !is_mine || !self.shapes.stages.is_here(i) {
-                continue;
+    /// Adds the bytes that an operation receives.
+    fn receive_for(&mut self, op: Op) {
+        let (shapes, config, on_cpu) = (self.shapes, self.config, self.run.on_cpu);
+        let classes = |unit: usize| shapes.units[unit].classes.iter();
+        match op {
+            Op::Gather { unit, to, .. } => {
+                for class in classes(unit).filter(|class| class.gathers(config, on_cpu)) {
+                    self.parameters(class, to);
+                }
             }
-            let forwards = 1 + usize::from(self.config.recomputes(i, all.len()));
-            for call in self.functions(functions.clone()) {
-                for (received, times) in [(&call.forward, forwards), (&call.backward, 1)] {
-                    for ((axis, collective), bytes) in received {
-                        self.receive(&[*axis], collective, times * self.run.micro_batches * bytes);
+            Op::Step { unit } => {
+                // The copies of stepped parameters are gathered.
+                for class in classes(unit).filter(|class| class.is_trained && class.replicates(config)) {
+                    self.parameters(class, None);
+                }
+            }
+            Op::Reduce { unit, sends, last, .. } => {
+                for class in classes(unit).filter(|class| class.is_trained) {
+                    self.gradients(class, sends, last);
+                }
+            }
+            Op::Scatter { unit, from, .. } if from != self.run.rank => {
+                for class in classes(unit).filter(|class| class.is_trained) {
+                    let [shard, ..] = axes_of(class.of, self.config.strategy);
+                    self.receive(&shard, "scatter", self.reduced(class));
+                }
+            }
+            Op::Tie { unit, stages } => {
+                for class in classes(unit).filter(|class| class.is_trained) {
+                    let bytes = all_reduce_bytes(elements(class), size_of::<f32>(), stages);
+                    self.receive(&[Axis::Pp], "all_reduce", bytes);
+                }
+            }
+            Op::Run { kind, call, .. } => self.of_call(kind, call),
+            Op::Recv { value, from } => {
+                let bytes = match value.way {
+                    Direction::Forward => self.output(value.call - 1),
+                    Direction::Backward => self.output(value.call),
+                };
+                match from {
+                    Peer::Stage(_) => self.receive(&[Axis::Pp], "recv", bytes),
+                    Peer::Rank(_) => {
+                        let world = self.named("world".into(), self.run.world_size);
+                        *world.received.entry("recv").or_default() += bytes;
                     }
                 }
+            }
+            _ => {}
+        }
+    }
+
+    /// Adds a class of parameters, which all ranks get or rank `to`.
+    fn parameters(&mut self, class: &Class, to: Option<usize>) {
+        let [shard, ..] = axes_of(class.of, self.config.strategy);
+        let others = class.whole / class.shards * (class.shards - 1);
+        match to {
+            None => self.receive(&shard, "all_gather", others),
+            Some(to) if to == self.run.rank => self.receive(&shard, "gather", others),
+            Some(_) => {}
+        }
+    }
+
+    /// Adds the gradients of a class, received for shards, and for copies of shards.
+    fn gradients(&mut self, class: &Class, sends: bool, last: bool) {
+        let [shard, copies, _] = axes_of(class.of, self.config.strategy);
+        if sends {
+            self.receive(&shard, "reduce_scatter", (class.shards - 1) * self.reduced(class));
+        }
+        if last {
+            let size = self.config.precision.reduce.dtype().size();
+            let bytes = all_reduce_bytes(elements(class), size, self.mesh.ranks(&copies));
+            self.receive(&copies, "all_reduce", bytes);
+        }
+    }
+
+    /// Returns the bytes of a shard's gradient in a reduction.
+    fn reduced(&self, class: &Class) -> usize {
+        elements(class) * self.config.precision.reduce.dtype().size()
+    }
+
+    /// Adds the bytes that a call receives itself.
+    fn of_call(&mut self, kind: Kind, call: usize) {
+        for function in self.functions(call) {
+            let received = match kind {
+                Kind::Forward(_) | Kind::Recompute => &function.forward,
+                Kind::Backward | Kind::Input => &function.backward,
+                Kind::Weights => continue,
+            };
+            for ((axis, collective), bytes) in received {
+                self.receive(&[*axis], collective, *bytes);
             }
         }
     }
 
     /// Returns the bytes that call `i` sends on, including their shapes.
     fn output(&self, i: usize) -> usize {
-        let last = self.functions(self.shapes.calls[i].functions.clone()).last();
+        let last = self.functions(i).last();
         SIZE * self.shapes.calls[i].returns.iter().sum::<usize>() + last.map_or(0, |call| call.output)
     }
 
-    fn functions(&self, range: Range<usize>) -> &'a [CallTraffic] {
-        self.run.calls.get(range).unwrap_or_default()
+    fn functions(&self, call: usize) -> &'a [CallTraffic] {
+        self.run.calls.get(self.shapes.calls[call].functions.clone()).unwrap_or_default()
     }
 
     fn receive(&mut self, axes: &[Axis], collective: &'static str, bytes: usize) {
@@ -227,11 +222,19 @@ impl<'a> StepTraffic<'a> {
 
     /// Returns the share along these axes, creating it if needed.
     fn share(&mut self, axes: &[Axis]) -> &mut Share {
-        let (name, ranks) = (self.mesh.along(axes), self.mesh.ranks(axes));
-        let found = self.shares.iter().position(|share| share.axes == name).unwrap_or(self.shares.len());
+        self.named(self.mesh.along(axes), self.mesh.ranks(axes))
+    }
+
+    fn named(&mut self, axes: String, ranks: usize) -> &mut Share {
+        let found = self.shares.iter().position(|share| share.axes == axes).unwrap_or(self.shares.len());
         if found == self.shares.len() {
-            self.shares.push(Share { axes: name, ranks, at_rest: 0, received: BTreeMap::new() });
+            self.shares.push(Share { axes, ranks, at_rest: 0, received: BTreeMap::new() });
         }
         &mut self.shares[found]
     }
+}
+
+/// Returns the number of elements of a shard.
+fn elements(class: &Class) -> usize {
+    class.shard / size_of::<f32>()
 }

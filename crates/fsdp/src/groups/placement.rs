@@ -166,19 +166,14 @@ impl Stages {
         Ok(counts)
     }
 
-    /// Returns the calls of a chunk.
-    pub fn calls(&self, chunk: usize) -> Range<usize> {
-        self.chunks[chunk].0.clone()
+    /// Returns the calls of each chunk.
+    pub fn chunks(&self) -> impl Iterator<Item = Range<usize>> {
+        self.chunks.iter().map(|(calls, _)| calls.clone())
     }
 
     /// Returns the stage that computes a call.
     pub fn of_call(&self, call: usize) -> usize {
         self.chunks.iter().find(|(calls, _)| calls.contains(&call)).expect("every call is in a chunk").1
-    }
-
-    /// Returns whether this rank's stage computes a call.
-    pub fn is_here(&self, call: usize) -> bool {
-        self.of_call(call) == self.stage
     }
 }
 

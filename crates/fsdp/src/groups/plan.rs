@@ -44,7 +44,6 @@ pub(crate) struct Plan {
     pub strategy: Strategy,
     pub param: FloatType,
     pub reduce: FloatType,
-    pub reduces_once: bool,
     /// The number of shards, S, and the number of this rank's shard.
     pub shards: usize,
     pub shard: usize,
@@ -72,7 +71,6 @@ impl Plan {
             strategy: config.strategy,
             param: config.precision.param,
             reduce: config.precision.reduce,
-            reduces_once: config.reduces_once(),
             shards: 1,
             shard: 0,
             parts: 1,

@@ -11,7 +11,7 @@ use crate::shard::memory::{Category, Counted};
 use crate::shard::optimizer::{GradientScale, ShardOptimizer};
 use crate::shard::tensor_shard::{self, Sliced};
 use crate::shard::weights::Flat;
-use crate::{FsdpConfig, Layout, ParamLayout, Strategy};
+use crate::{FsdpConfig, Layout, ParamLayout};
 use burn::tensor::{DType, Tensor};
 use comm::hand_over;
 use fused::weight_gradients::GradientBuffer;
@@ -177,23 +177,33 @@ impl FlatShard {
         }
     }
 
-    /// Gathers all parameters in the compute type; under `block` on rank `owner` only.
-    pub fn gather(&self, streams: &CommStreams, owner: usize) -> Pending<Option<Flat>> {
+    /// Returns whether the parameters must be gathered before they are used.
+    pub fn gathers(&self) -> bool {
+        self.plan.gathers()
+    }
+
+    /// Returns all parameters, which rest here in the compute type.
+    pub fn at_hand(&self) -> Flat {
+        Flat::at_hand(self.replica.as_ref().unwrap_or(&self.master).tensor.clone())
+    }
+
+    /// Gathers all parameters in the compute type, on all ranks or on rank `to` only, unless they are
+    /// [`at_hand`](Self::at_hand).
+    pub fn gather(&self, streams: &CommStreams, to: Option<usize>) -> Pending<Option<Flat>> {
         let plan = &self.plan;
         if !plan.gathers() {
-            let at_hand = self.replica.as_ref().unwrap_or(&self.master);
-            return Pending::ready(Some(Flat::at_hand(at_hand.tensor.clone())));
+            return Pending::ready(Some(self.at_hand()));
         }
         let (master, ledger, class) = (hand_over(self.master.tensor.clone()), plan.ledger.clone(), plan.class);
         let (device, dtype) = (plan.device.clone(), plan.param.dtype());
-        match (plan.shards, plan.strategy) {
+        match (plan.shards, to) {
             (1, _) => Pending::ready(Some(Flat::gathered(master.cast(dtype).to_device(&device), &ledger))),
-            (_, Strategy::Block) => streams.gather.submit(move |groups| {
+            (_, Some(to)) => streams.gather.submit(move |groups| {
                 let shard = &groups.of(class).shard;
-                let shards = shard.gather(master.cast(dtype).to_device(&device), owner)?;
-                Ok((shard.rank() == owner).then(|| Flat::gathered(Tensor::cat(shards, 0), &ledger)))
+                let shards = shard.gather(master.cast(dtype).to_device(&device), to)?;
+                Ok((shard.rank() == to).then(|| Flat::gathered(Tensor::cat(shards, 0), &ledger)))
             }),
-            _ => streams.gather.submit(move |groups| {
+            (_, None) => streams.gather.submit(move |groups| {
                 let flat = groups.of(class).shard.all_gather(master.cast(dtype).to_device(&device))?;
                 Ok(Some(Flat::gathered(flat, &ledger)))
             }),

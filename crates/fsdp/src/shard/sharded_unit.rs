@@ -109,10 +109,20 @@ impl ShardedUnit {
         self.len
     }
 
-    /// Gathers the whole unit's parameters, or this rank's parts of them, in the compute type; under `block` on rank
-    /// `owner` only.
-    pub fn gather(&self, streams: &CommStreams, owner: usize) -> Pending<Option<Weights>> {
-        let classes = self.classes.iter().map(|class| class.gather(streams, owner)).collect();
+    /// Returns whether any of the parameters must be gathered before they are used.
+    pub fn gathers(&self) -> bool {
+        self.classes.iter().any(FlatShard::gathers)
+    }
+
+    /// Returns the parameters of a unit that is never [gathered](Self::gathers).
+    pub fn at_hand(&self) -> Weights {
+        Weights::new(self.classes.iter().map(FlatShard::at_hand).collect())
+    }
+
+    /// Gathers the whole unit's parameters, or this rank's parts of them, in the compute type, on all ranks or on rank
+    /// `to` only.
+    pub fn gather(&self, streams: &CommStreams, to: Option<usize>) -> Pending<Option<Weights>> {
+        let classes = self.classes.iter().map(|class| class.gather(streams, to)).collect();
         Pending::all(classes).then(|flats| flats.into_iter().collect::<Option<Vec<_>>>().map(Weights::new))
     }
 
@@ -203,9 +213,11 @@ impl ShardedUnit {
         &mut self,
         streams: &CommStreams,
         gradients: Vec<Tensor<1>>,
+        sends: bool,
         last: bool,
     ) -> Pending<Vec<Option<Counted>>> {
-        let reduce = |(class, gradient): (&mut FlatShard, Tensor<1>)| match class.reduce(streams, gradient, last) {
+        let reduce = |(class, gradient): (&mut FlatShard, Tensor<1>)| match class.reduce(streams, gradient, sends, last)
+        {
             Some(pending) => pending.then(Some),
             None => Pending::ready(None),
         };
@@ -217,13 +229,13 @@ impl ShardedUnit {
         &mut self,
         streams: &CommStreams,
         gradients: Option<Vec<Tensor<1>>>,
-        owner: usize,
-        done: bool,
+        from: usize,
+        last_call: bool,
     ) -> Pending<Vec<Option<Counted>>> {
         let mut gradients = gradients.map(Vec::into_iter);
         let scatter = |class: &mut FlatShard| {
             let gradient = gradients.as_mut().map(|all| all.next().expect("a gradient for each class"));
-            class.scatter(streams, gradient, owner, done).then(Some)
+            class.scatter(streams, gradient, from, last_call).then(Some)
         };
         Pending::all(self.trained().map(scatter).collect())
     }

@@ -30,12 +30,6 @@ impl Weights {
         Self { flats: flats.into_iter().map(here).collect(), leaves: vec![] }
     }
 
-    /// Returns the same weights for another user, while the owner of this value counts and keeps them.
-    pub fn lent(&self) -> Self {
-        let flats = self.flats.iter().map(|flat| Flat::at_hand(flat.tensor.clone())).collect();
-        Self { flats, leaves: vec![] }
-    }
-
     /// Moves the weights to memory that can be [`free`](Self::free)d while graphs hold it.
     pub fn refillable(self) -> Self {
         Self { flats: self.flats.into_iter().map(Flat::refillable).collect(), ..self }

@@ -1,13 +1,13 @@
 //! The forwards and backwards of a step, and its gradients before the optimizer.
 
 use super::{Fsdp, StepReport};
-use crate::exec::chunk::Losses;
-use crate::exec::interpreter::StageTimes;
+use crate::exec::executor::{Losses, StageTimes};
 use crate::shard::sharded_unit::ShardedUnit;
 use crate::{FsdpError, Part};
 use burn::tensor::Tensor;
+use schedule::Op;
 use std::fmt;
-use std::time::Instant;
+use std::rc::Rc;
 
 /// The gradients of a step before its optimizer: the result of [`Fsdp::backward`]. Without a [`step`](Self::step) they
 /// are discarded.
@@ -18,6 +18,8 @@ pub struct Backward<'a, B: 'static> {
     /// The weights of the micro-batches, relative to the largest one.
     pub(super) shares: Vec<f64>,
     pub(super) times: StageTimes,
+    /// The operations of the step.
+    pub(super) ops: Rc<[Op]>,
 }
 
 impl<B: 'static> Fsdp<B> {
@@ -44,7 +46,9 @@ impl<B: 'static> Fsdp<B> {
         // those of the mean over all rows, which fp16 might not hold.
         let parts = self.config.cp as f64;
         let shares: Vec<f64> = weights.iter().map(|weight| weight / most / parts).collect();
-        let mut backward = Backward { fsdp: self, micro_batches, losses: vec![], shares, times: StageTimes::default() };
+        let ops = self.operations(micro_batches.len())?;
+        let times = StageTimes::default();
+        let mut backward = Backward { fsdp: self, micro_batches, losses: vec![], shares, times, ops };
         backward.run()?;
         Ok(backward)
     }
@@ -59,14 +63,9 @@ impl<B: 'static> Drop for Backward<'_, B> {
 
 impl<B: 'static> Backward<'_, B> {
     fn run(&mut self) -> Result<(), FsdpError> {
-        let Self { fsdp, micro_batches, shares, .. } = self;
+        let Self { fsdp, micro_batches, shares, ops, .. } = self;
         let scales: Vec<f64> = shares.iter().map(|share| share * fsdp.loss_scale.factor()).collect();
-        let pipeline = fsdp.config.pipeline.of(micro_batches.len())?;
-        (self.losses, self.times) = fsdp.interpreter(pipeline).train(micro_batches, &scales)?;
-        let through = Instant::now();
-        // Each stage has the gradients of its own calls.
-        fsdp.units.iter_mut().try_for_each(|unit| unit.sum_over_stages(&fsdp.streams))?;
-        self.times.waiting += through.elapsed(); // for the stages that finish last
+        (self.losses, self.times) = fsdp.run(ops, micro_batches, &scales, &mut |_, _| ())?;
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use crate::api::call::Output;
 use crate::shard::optimizer::GradientScale;
 use crate::shard::sharded_unit::ShardedUnit;
 use comm::Reduce;
+use schedule::Op;
 use std::time::Instant;
 
 impl<B: 'static> Backward<'_, B> {
@@ -19,7 +20,7 @@ impl<B: 'static> Backward<'_, B> {
         before_step: Option<BeforeStep<B>>,
     ) -> Result<StepReport, FsdpError> {
         let through = Instant::now();
-        let Self { fsdp, micro_batches, losses, shares, times } = &mut self;
+        let Self { fsdp, micro_batches, losses, shares, times, ops } = &mut self;
         let limit = fsdp.config.clip_grad_norm;
         let on_device = match fsdp.rests_on_device() {
             true => Some(fsdp.totals_on_device(losses, shares, &numbers)?),
@@ -33,7 +34,7 @@ impl<B: 'static> Backward<'_, B> {
         });
         let is_ahead = before_step.is_none() && ahead.is_some() && fsdp.config.optimizers.step_on_device();
         if let Some(scale) = ahead.as_ref().filter(|_| is_ahead) {
-            fsdp.step_units(lr, scale)?;
+            fsdp.step_units(ops, lr, scale)?;
         }
         let Totals { losses: [loss, aux_loss], weight, norm, sums } = match &on_device {
             Some(totals) => totals.read(),
@@ -63,7 +64,7 @@ impl<B: 'static> Backward<'_, B> {
                 if let Some(before_step) = before_step {
                     before_step(fsdp, &sums)?;
                 }
-                fsdp.step_units(lr, &scale)?;
+                fsdp.step_units(ops, lr, &scale)?;
             }
         }
         Ok(StepReport { loss, aux_loss, grad_norm, skipped, non_finite, sums, times: *times })
@@ -84,8 +85,7 @@ impl<B: 'static> Fsdp<B> {
                 first = first.min((call * ranks + rank) as f64);
             }
         };
-        let pipeline = self.config.pipeline.of_a_round()?;
-        self.interpreter(pipeline).evaluate(micro_batches, &mut look)?;
+        self.forward(micro_batches, &mut look)?;
         let in_gradient = |unit: &ShardedUnit| unit.gradient_squares().any(|(_, square)| !square.is_finite());
         let last = match on_device {
             Some(totals) => totals.last_non_finite(),
@@ -102,13 +102,15 @@ impl<B: 'static> Fsdp<B> {
         })
     }
 
-    fn step_units(&mut self, lr: f64, scale: &GradientScale) -> Result<(), FsdpError> {
+    /// Runs the last operations of a step: the optimizer's step on each unit.
+    fn step_units(&mut self, ops: &[Op], lr: f64, scale: &GradientScale) -> Result<(), FsdpError> {
         // The replica of a unit is in flight while the next unit steps. More replicas in flight would take more memory,
         // because the old replicas still exist.
         let mut under_way = None;
-        for i in 0..self.units.len() {
-            self.units[i].step(lr, scale);
-            let before = under_way.replace((i, self.units[i].replicate(&self.streams)));
+        for op in ops {
+            let Op::Step { unit } = *op else { continue };
+            self.units[unit].step(lr, scale);
+            let before = under_way.replace((unit, self.units[unit].replicate(&self.streams)));
             if let Some((unit, replicas)) = before {
                 self.units[unit].set_replicas(replicas.wait()?);
             }

@@ -1,7 +1,7 @@
 //! Numbers of a step that all ranks share: the weight of its micro-batches, its loss, its norm.
 
 use super::Fsdp;
-use crate::exec::chunk::Losses;
+use crate::exec::executor::Losses;
 use crate::groups::plan::Class;
 use crate::shard::sharded_unit::ShardedUnit;
 use crate::{FsdpConfig, FsdpError};

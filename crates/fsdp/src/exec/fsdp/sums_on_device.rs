@@ -12,7 +12,7 @@
 use super::Fsdp;
 use super::sums::Totals;
 use crate::FsdpError;
-use crate::exec::chunk::Losses;
+use crate::exec::executor::Losses;
 use crate::shard::storage::device::launch_all;
 use burn::tensor::{DType, Device, Tensor};
 use comm::Reduce;

@@ -9,15 +9,22 @@ use burn::tensor::{DType, Tensor};
 use comm::{CommError, Communicator, Reduce, hand_over};
 
 impl FlatShard {
-    /// Adds a whole unit's gradient to those of earlier micro-batches and communicates it, unless communication is
-    /// deferred to the `last` micro-batch. Pass the result to [`set_gradient`](Self::set_gradient).
-    pub fn reduce(&mut self, streams: &CommStreams, gradient: Tensor<1>, last: bool) -> Option<Pending<Counted>> {
+    /// Adds a whole unit's gradient to those of earlier micro-batches and `sends` it to the shards, or keeps it whole
+    /// for a later micro-batch. With the `last` one it is summed over the replicas. Pass the result to
+    /// [`set_gradient`](Self::set_gradient).
+    pub fn reduce(
+        &mut self,
+        streams: &CommStreams,
+        gradient: Tensor<1>,
+        sends: bool,
+        last: bool,
+    ) -> Option<Pending<Counted>> {
         let plan = self.plan.clone();
         let gradient = match self.whole_gradient.take() {
             None => gradient,
             Some(earlier) => earlier.tensor + gradient.cast(DType::F32),
         };
-        if plan.reduces_once && plan.shards > 1 && !last {
+        if !sends && plan.shards > 1 {
             self.whole_gradient = Some(plan.count(gradient.cast(DType::F32), Category::Gradients));
             return None;
         }
@@ -47,17 +54,17 @@ impl FlatShard {
         }))
     }
 
-    /// Does the work of [`reduce`](Self::reduce) under `block`: the owner gives each rank its part of the gradient of
-    /// one of the unit's calls. `done` marks the last of them in this backward.
+    /// Does the work of [`reduce`](Self::reduce) for a call that only rank `from` has computed: it gives each rank its
+    /// part of the gradient. `last_call` marks the last of the unit's calls in this backward.
     pub fn scatter(
         &mut self,
         streams: &CommStreams,
         gradient: Option<Tensor<1>>,
-        owner: usize,
-        done: bool,
+        from: usize,
+        last_call: bool,
     ) -> Pending<Counted> {
         let (plan, later_calls) = (self.plan.clone(), self.partial.take());
-        let earlier = if done { self.gradient.take() } else { None };
+        let earlier = if last_call { self.gradient.take() } else { None };
         let in_flight = gradient.map(|gradient| plan.count(hand_over(gradient), Category::Gradients));
         streams.reduce.submit(move |groups| {
             let parts = in_flight.as_ref().map(|full| {
@@ -65,7 +72,7 @@ impl FlatShard {
                 let len = full.dims()[0] / plan.shards;
                 (0..plan.shards).map(|i| full.clone().slice(i * len..(i + 1) * len)).collect()
             });
-            let part = groups.of(plan.class).shard.scatter(parts, owner)?;
+            let part = groups.of(plan.class).shard.scatter(parts, from)?;
             let part = owned_copy(plan.to_rest(part));
             let sum = add(later_calls.map(|later| later.tensor), part);
             let sum = add(earlier.map(|earlier| earlier.tensor), sum);
