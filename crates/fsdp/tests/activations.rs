@@ -109,6 +109,6 @@ fn calls_that_do_not_fit_each_other_are_refused() {
         let refused = Fsdp::new(units, comm, FsdpConfig::default());
         Ok::<_, FsdpError>(refused.err().expect("it is refused").to_string())
     });
-    let expected = "the call of head takes tensors of rank [2], and the call of stem before it returns rank [4]";
+    let expected = "the call of head takes tensors of [2] dimensions, and the call of stem before it returns [4]";
     assert!(messages[0].contains(expected), "{}", messages[0]);
 }

@@ -229,5 +229,5 @@ fn a_table_has_a_line_for_each_group_and_none_for_one_rank() {
     let (all, rows) = table.0.split_last().unwrap();
     assert!(rows.iter().all(|row| row.at_rest < all.at_rest));
     let over: Vec<&str> = table.0.iter().map(|row| row.over.as_str()).collect();
-    assert_eq!(over, ["dp_shard x tp", "pp", "dp_shard", "tp", "all"]);
+    assert_eq!(over, ["dp_shard x tp", "dp_shard", "tp", "pp", "all"]);
 }
