@@ -107,7 +107,7 @@ fn calls_that_do_not_fit_each_other_are_refused() {
         units.first(stem, |conv: &Conv2d, images: &Images| conv.forward(images.clone()));
         units.last(head, |linear: &Linear, x: Tensor<2>, _: &Images| linear.forward(x).mean());
         let refused = Fsdp::new(units, comm, FsdpConfig::default());
-        Ok::<_, FsdpError>(refused.err().expect("it is refused").to_string())
+        Ok::<_, FsdpError>(refused.expect_err("it is refused").to_string())
     });
     let expected = "the call of head takes tensors of [2] dimensions, and the call of stem before it returns [4]";
     assert!(messages[0].contains(expected), "{}", messages[0]);

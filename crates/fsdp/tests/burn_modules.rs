@@ -146,5 +146,5 @@ fn two_units_of_one_name_are_refused() {
 
 fn refused(units: fsdp::Units<Batch>, config: FsdpConfig) -> String {
     let engine = LocalEngine::world(vec![Device::flex()], comm::TIMEOUT).remove(0);
-    Fsdp::new(units, Communicator::new(Arc::new(engine)), config).err().expect("it is refused").to_string()
+    Fsdp::new(units, Communicator::new(Arc::new(engine)), config).expect_err("it is refused").to_string()
 }

@@ -160,7 +160,7 @@ fn a_checkpoint_of_another_model_is_refused() {
         let mut other = net.clone();
         other.output = LinearConfig::new(16, 4).init(&Device::flex());
         let unloaded = Unloaded::new(calls().into_units(other), comm, of(Strategy::FullShard))?;
-        Ok::<_, FsdpError>(unloaded.load(&run).err().expect("it is refused").to_string())
+        Ok::<_, FsdpError>(unloaded.load(&run).expect_err("it is refused").to_string())
     });
     assert!(messages[0].contains("its parameter output.") && messages[0].contains("has shape"), "{}", messages[0]);
 }
@@ -175,7 +175,7 @@ fn a_checkpoint_of_other_optimizers_is_refused() {
     let messages = on_ranks(2, move |comm| {
         let units = calls().into_units(net.clone());
         let loaded = Unloaded::new(units, comm, config(Optimizers::default()))?.load(&run);
-        Ok::<_, FsdpError>(loaded.err().expect("it is refused").to_string())
+        Ok::<_, FsdpError>(loaded.expect_err("it is refused").to_string())
     });
     assert!(messages[0].contains("saved by another optimizer: it has no exp_avg"), "{}", messages[0]);
 }

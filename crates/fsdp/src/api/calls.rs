@@ -41,11 +41,14 @@ struct PartCall<M, B> {
     /// Path of the part in the model, which is also the name of its unit.
     path: String,
     part: Box<dyn Fn(&M) -> &dyn Any>,
-    params: Box<dyn Fn(&M) -> Vec<ModuleParam>>,
+    params: Box<ParamsOf<M>>,
     add: Box<AddUnit<M, B>>,
     role: Role,
     forward: Function<B>,
 }
+
+/// Returns the parameters of a model's part, by their paths in the part.
+type ParamsOf<M> = dyn Fn(&M) -> Vec<ModuleParam>;
 
 /// Adds the unit of a model's part, and returns its index.
 type AddUnit<M, B> = dyn Fn(&M, &mut Units<B>) -> usize;

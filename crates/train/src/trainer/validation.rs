@@ -36,8 +36,7 @@ pub(crate) fn open(
                 "data.validation: {source} has {tokens} to validate on and needs at least seq_len + 1 = {}: give a longer text, or \
                  lower train.seq_len",
                 seq_len + 1
-            ))
-            .into());
+            )));
         }
         sets.push(ValidationSet { name: name.map(str::to_string), dataset });
     }
