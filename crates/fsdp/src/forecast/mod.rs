@@ -34,7 +34,7 @@ pub struct CallBytes {
 pub struct ForecastRun<'a> {
     /// Number of ranks.
     pub world_size: usize,
-    /// The rank; ranks differ in a pipeline and under [`Strategy::Block`].
+    /// The rank; ranks differ in a pipeline and under [`Strategy::Block`](crate::Strategy::Block).
     pub rank: usize,
     /// Number of micro-batches per step.
     pub micro_batches: usize,

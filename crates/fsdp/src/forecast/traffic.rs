@@ -44,7 +44,8 @@ pub type Received = BTreeMap<(Axis, &'static str), usize>;
 pub struct SharesRun<'a> {
     /// Number of ranks.
     pub world_size: usize,
-    /// The rank. Ranks of one stage differ by at most a column of a matrix, except under [`Strategy::Block`].
+    /// The rank. Ranks of one stage differ by at most a column of a matrix, except under
+    /// [`Strategy::Block`](crate::Strategy::Block).
     pub rank: usize,
     /// Number of micro-batches per step.
     pub micro_batches: usize,
@@ -57,7 +58,8 @@ pub struct SharesRun<'a> {
 /// What a rank shares with the ranks of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
-    /// The axes of the group, as named by [`MeshShape::along`]; `world` for activations under [`Strategy::Block`].
+    /// The axes of the group, as named by [`MeshShape::along`]; `world` for activations under
+    /// [`Strategy::Block`](crate::Strategy::Block).
     pub axes: String,
     /// Number of ranks in the group.
     pub ranks: usize,

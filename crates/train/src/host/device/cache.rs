@@ -32,7 +32,8 @@ pub fn choose() {
         Some(lock)
     });
     config.streaming.max_streams = 1;
-    config.compilation.cache = true;
+    // Without a build's id, which linkers write, CubeCL would take the kernels of other builds for its own.
+    config.compilation.cache = buildid::build_id().is_some();
     CubeClRuntimeConfig::try_set(config);
 }
 
