@@ -1,5 +1,5 @@
-//! CubeCL's setup: one stream per device, and where it stores compiled kernels and the fastest variant of each, because
-//! autotuning takes minutes.
+//! CubeCL's setup: one stream per device, and where it stores the fastest variant of each kernel, because autotuning
+//! takes minutes.
 
 use cubecl::config::cache::CacheConfig;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
@@ -8,14 +8,16 @@ use std::fs::{File, create_dir_all};
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// Stores autotuning results and compiled kernels in the user's cache folder, and puts all threads' work on a device
-/// into one stream. Must be called before the first use of a device. CubeCL takes only those kernels from the cache that
-/// the same build of the program has compiled.
+/// Stores autotuning results in the user's cache folder, and puts all threads' work on a device into one stream. Must
+/// be called before the first use of a device.
 ///
 /// With one stream per thread, a thread may write a tensor in place while another thread's earlier kernel still reads
 /// it: CubeCL 0.11.3 orders a kernel after the allocation of its inputs, but not after other streams' kernels that have
 /// written them since, or that read its outputs. Two ranks on one device then had losses that differed from run to run.
 /// One stream also has one memory pool.
+///
+/// Compiled kernels are not kept: two cards of one process read and write the database at the same time then, and a
+/// rank panicked within it (turso 0.8.3, "reader slot released by non-owner").
 ///
 /// `cubecl.toml` files are ignored. CubeCL would read one from the current folder or its parents, which may be a run
 /// folder of unknown origin, and such a file decides which files are written. Environment variables do apply.
@@ -32,8 +34,6 @@ pub fn choose() {
         Some(lock)
     });
     config.streaming.max_streams = 1;
-    // Without a build's id, which linkers write, CubeCL would take the kernels of other builds for its own.
-    config.compilation.cache = buildid::build_id().is_some();
     CubeClRuntimeConfig::try_set(config);
 }
 
