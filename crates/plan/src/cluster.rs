@@ -1,0 +1,186 @@
+//! A cluster: its devices, nodes and links, with the rates that they reach.
+
+use crate::PlanError;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::Path;
+
+/// The built-in clusters.
+const CLUSTERS: [(&str, &str); 7] = [
+    ("a100-40", include_str!("../clusters/a100-40.yaml")),
+    ("a100-80", include_str!("../clusters/a100-80.yaml")),
+    ("h100-sxm", include_str!("../clusters/h100-sxm.yaml")),
+    ("h200", include_str!("../clusters/h200.yaml")),
+    ("h800", include_str!("../clusters/h800.yaml")),
+    ("b200", include_str!("../clusters/b200.yaml")),
+    ("cpu", include_str!("../clusters/cpu.yaml")),
+];
+
+/// Machines of one kind and how they are connected.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cluster {
+    /// What it is called in messages.
+    pub name: String,
+    /// Where the figures come from.
+    pub source: String,
+    /// Most nodes that a plan may use.
+    pub nodes: usize,
+    /// Devices of a node.
+    pub devices_per_node: usize,
+    /// A device.
+    pub device: Device,
+    /// From each device to the others of its node.
+    pub node_link: Link,
+    /// From each device to other nodes.
+    pub network: Link,
+}
+
+/// A device that computes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// Bytes of memory.
+    pub memory: f64,
+    /// Bytes per second between memory and processor.
+    pub memory_bandwidth: f64,
+    /// Floating-point operations per second of matrix products.
+    pub peak: Peak,
+    /// The parts of these rates that programs reach.
+    pub efficiency: Efficiency,
+    /// Whether all ranks of a node share one device, as threads on a CPU do.
+    #[serde(default)]
+    pub shared: bool,
+}
+
+/// Floating-point operations per second of dense matrix products, by the type of the factors.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peak {
+    /// fp32, or tf32 where a device computes fp32 so.
+    pub fp32: f64,
+    /// bf16 and fp16.
+    pub bf16: f64,
+}
+
+/// The parts of a device's rates that programs reach.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Efficiency {
+    /// Part of the peak that a large matrix product reaches.
+    pub product: f64,
+    /// The contracted dimension of a product that reaches half of that.
+    pub product_half_k: f64,
+    /// Part of it that products of many experts reach.
+    pub grouped: f64,
+    /// Part of the peak that attention reaches, counting only visible keys.
+    pub attention_forward: f64,
+    /// The same for its backward, whose FLOPs count twice the forward's.
+    pub attention_backward: f64,
+    /// Part of the memory's bandwidth that elementwise operations reach.
+    pub memory: f64,
+    /// Bytes that elementwise operations of a forward and a backward move for each byte that is kept between them.
+    pub passes: f64,
+    /// Seconds that each operation takes at least.
+    pub launch: f64,
+    /// Seconds of a step that belong to no operation: data, metrics, the host's waits.
+    pub step: f64,
+}
+
+/// A link of one device, in one direction.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// Bytes per second that large messages reach.
+    pub bandwidth: f64,
+    /// Seconds from a device to the next.
+    pub latency: f64,
+}
+
+impl Cluster {
+    /// Names of the built-in clusters.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        CLUSTERS.iter().map(|(name, _)| *name)
+    }
+
+    /// Returns a built-in cluster, or reads one from a YAML file if `name` ends with `.yaml`.
+    ///
+    /// # Errors
+    /// If there is none, or if a figure is missing or cannot be.
+    pub fn named(name: &str) -> Result<Self, PlanError> {
+        if name.ends_with(".yaml") || name.ends_with(".yml") {
+            let text = fs::read_to_string(Path::new(name));
+            let text = text.map_err(|error| PlanError::Unreadable { path: name.into(), message: error.to_string() })?;
+            return Self::parse(name, &text);
+        }
+        let found = CLUSTERS.iter().find(|(known, _)| *known == name);
+        let known = || Self::names().collect::<Vec<_>>().join(", ");
+        let (name, text) = found.ok_or_else(|| PlanError::UnknownCluster { name: name.into(), known: known() })?;
+        Self::parse(name, text)
+    }
+
+    /// Reads a cluster; `path` is named in errors.
+    ///
+    /// # Errors
+    /// If the text is no cluster, or if a figure is missing or cannot be.
+    pub fn parse(path: &str, text: &str) -> Result<Self, PlanError> {
+        let unreadable = |error: yaml_serde::Error| PlanError::Unreadable { path: path.into(), message: error.to_string() };
+        let cluster: Self = yaml_serde::from_str(text).map_err(unreadable)?;
+        cluster.validate()?;
+        Ok(cluster)
+    }
+
+    /// Returns the number of devices.
+    pub fn devices(&self) -> usize {
+        self.nodes.saturating_mul(self.devices_per_node)
+    }
+
+    fn validate(&self) -> Result<(), PlanError> {
+        let Device { memory, memory_bandwidth, peak, efficiency, .. } = self.device;
+        let fault = |key, value, remedy| PlanError::Rate { cluster: self.name.clone(), key, value, remedy };
+        for (key, value) in [("nodes", self.nodes), ("devices_per_node", self.devices_per_node)] {
+            if value == 0 {
+                return Err(fault(key, 0.0, "give at least 1"));
+            }
+        }
+        let rates = [
+            ("device.memory", memory),
+            ("device.memory_bandwidth", memory_bandwidth),
+            ("device.peak.fp32", peak.fp32),
+            ("device.peak.bf16", peak.bf16),
+            ("device.efficiency.passes", efficiency.passes),
+            ("node_link.bandwidth", self.node_link.bandwidth),
+            ("network.bandwidth", self.network.bandwidth),
+        ];
+        for (key, value) in rates {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(fault(key, value, "give a number above 0"));
+            }
+        }
+        let parts = [
+            ("device.efficiency.product", efficiency.product),
+            ("device.efficiency.grouped", efficiency.grouped),
+            ("device.efficiency.attention_forward", efficiency.attention_forward),
+            ("device.efficiency.attention_backward", efficiency.attention_backward),
+            ("device.efficiency.memory", efficiency.memory),
+        ];
+        for (key, value) in parts {
+            if !(value > 0.0 && value <= 1.0) {
+                return Err(fault(key, value, "give a part of the rate, above 0 and at most 1"));
+            }
+        }
+        let least = [
+            ("device.efficiency.product_half_k", efficiency.product_half_k),
+            ("device.efficiency.launch", efficiency.launch),
+            ("device.efficiency.step", efficiency.step),
+            ("node_link.latency", self.node_link.latency),
+            ("network.latency", self.network.latency),
+        ];
+        for (key, value) in least {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(fault(key, value, "give 0 or more"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,316 @@
+//! Simulation of the ranks of a step in time.
+//!
+//! ```text
+//! computation    | F0 | F1 |wait| B1 | B0 |        one task after another
+//! transfers       | +1 | +2 |     | reduce1 |      gathers and reductions, in order, beside it
+//! messages             s>  ──────────> r>          arrive at the other stage's rank
+//! ```
+
+use crate::timeline::{Activity, Span, Timeline};
+use crate::PlanError;
+use schedule::{Op, Peer, Value};
+use std::collections::HashMap;
+
+/// An operation with its durations.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Task {
+    /// The operation.
+    pub op: Op,
+    /// Seconds of computation, on a device that computes nothing else.
+    pub compute: f64,
+    /// Its communication. A gather, a reduction and a message run beside computations; what a run of a call or the
+    /// optimizer's step communicates, they wait for.
+    pub messages: Vec<Message>,
+}
+
+/// One exchange of a task.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Message {
+    /// The axes of its group.
+    pub axes: String,
+    /// Seconds that it takes.
+    pub seconds: f64,
+}
+
+/// The tasks of a rank, which also stands for others that do the same at the same time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Step {
+    /// Stage of the pipeline.
+    pub stage: usize,
+    /// The rank.
+    pub rank: usize,
+    /// Number of ranks that it stands for.
+    pub ranks: usize,
+    /// What it does, in order.
+    pub tasks: Vec<Task>,
+}
+
+/// What a rank does at present.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum State {
+    /// It looks at its next task.
+    Ready,
+    /// Seconds of computation that are left.
+    Computes(f64),
+    /// It communicates until this time.
+    Communicates(f64),
+    /// It waits for something that has a known end, or not.
+    Waits(Option<f64>),
+    Done,
+}
+
+struct Rank<'a> {
+    step: &'a Step,
+    next: usize,
+    state: State,
+    /// When its state began.
+    since: f64,
+    /// Exchanges of the task that are still to come.
+    messages: usize,
+    /// When its transfers so far have ended.
+    transfers_end: f64,
+    /// When each slot has its parameters, and over which axes.
+    slots: HashMap<usize, (f64, usize)>,
+    /// When the reductions in flight have ended.
+    reduced: (f64, usize),
+}
+
+struct Simulation<'a> {
+    now: f64,
+    ranks: Vec<Rank<'a>>,
+    /// When values have arrived, by receiving rank.
+    arrived: HashMap<(usize, Value), f64>,
+    /// Which ranks have reached a sum over stages or the first optimizer step.
+    met: HashMap<Meeting, Vec<f64>>,
+    timeline: Timeline,
+}
+
+/// Where ranks wait for each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Meeting {
+    /// The sum of a unit's gradients over stages.
+    Tie(usize),
+    /// The norm of all gradients, before the optimizer's steps.
+    Norm,
+}
+
+/// Runs the ranks of a step. With `shared` processors, ranks that compute at the same time slow each other down.
+///
+/// # Errors
+/// If ranks wait for each other.
+pub fn simulate(steps: &[Step], shared: bool) -> Result<Timeline, PlanError> {
+    let rank = |step| Rank {
+        step,
+        next: 0,
+        state: State::Ready,
+        since: 0.0,
+        messages: 0,
+        transfers_end: 0.0,
+        slots: HashMap::new(),
+        reduced: (0.0, 0),
+    };
+    let mut simulation = Simulation {
+        now: 0.0,
+        ranks: steps.iter().map(rank).collect(),
+        arrived: HashMap::new(),
+        met: HashMap::new(),
+        timeline: Timeline::new(steps.iter().map(|step| (step.rank, step.stage, step.ranks)).collect()),
+    };
+    loop {
+        simulation.settle();
+        let computing: f64 = simulation.computing().map(|rank| rank.step.ranks as f64).sum();
+        let rate = if shared && computing > 1.0 { 1.0 / computing } else { 1.0 };
+        let ends = simulation.ranks.iter().filter_map(|rank| match rank.state {
+            State::Computes(left) => Some(simulation.now + left / rate),
+            State::Communicates(end) | State::Waits(Some(end)) => Some(end),
+            _ => None,
+        });
+        let Some(next) = ends.reduce(f64::min) else { break };
+        simulation.pass(next, rate);
+    }
+    let stuck = simulation.ranks.iter().filter(|rank| rank.state != State::Done);
+    let stuck: Vec<String> =
+        stuck.map(|rank| format!("rank {} waits at {}", rank.step.rank, rank.step.tasks[rank.next].op)).collect();
+    if stuck.is_empty() { Ok(simulation.timeline) } else { Err(PlanError::Deadlock(stuck.join(", "))) }
+}
+
+impl Simulation<'_> {
+    fn computing(&self) -> impl Iterator<Item = &Rank<'_>> {
+        self.ranks.iter().filter(|rank| matches!(rank.state, State::Computes(_)))
+    }
+
+    /// Lets time pass until `next`.
+    fn pass(&mut self, next: f64, rate: f64) {
+        let passed = (next - self.now).max(0.0) * rate;
+        self.now = next;
+        for i in 0..self.ranks.len() {
+            match &mut self.ranks[i].state {
+                State::Computes(left) => {
+                    *left -= passed;
+                    // What rounding leaves of a duration is no duration.
+                    if *left <= 1e-12 {
+                        self.computed(i);
+                    }
+                }
+                State::Communicates(end) if *end <= next => self.communicated(i),
+                State::Waits(Some(end)) if *end <= next => self.ranks[i].state = State::Waits(None),
+                _ => {}
+            }
+        }
+    }
+
+    /// Starts whatever can start now.
+    fn settle(&mut self) {
+        loop {
+            let mut moved = false;
+            for i in 0..self.ranks.len() {
+                while matches!(self.ranks[i].state, State::Ready | State::Waits(None)) && self.start(i) {
+                    moved = true;
+                }
+            }
+            if !moved {
+                return;
+            }
+        }
+    }
+
+    /// Starts the next task of a rank, and returns whether anything has changed.
+    fn start(&mut self, i: usize) -> bool {
+        let Some(task) = self.ranks[i].step.tasks.get(self.ranks[i].next) else {
+            self.ranks[i].state = State::Done;
+            return true;
+        };
+        let (rank, now) = (&mut self.ranks[i], self.now);
+        let first_step = || !rank.step.tasks[..rank.next].iter().rev().any(|task| matches!(task.op, Op::Step { .. }));
+        let ready = match task.op {
+            Op::Run { slot: Some(slot), .. } => rank.slots.get(&slot).map(|(end, axes)| (*end, Some(*axes))),
+            Op::Wait { .. } => Some((rank.reduced.0, Some(rank.reduced.1))),
+            Op::Recv { value, .. } => self.arrived.get(&(i, value)).map(|end| (*end, None)),
+            Op::Tie { unit, stages } => self.meet(i, Meeting::Tie(unit), stages),
+            Op::Step { .. } if first_step() => {
+                let all = self.ranks.len();
+                self.meet(i, Meeting::Norm, all)
+            }
+            _ => Some((now, None)),
+        };
+        let rank = &mut self.ranks[i];
+        match ready {
+            Some((end, _)) if end <= now => {}
+            Some((end, _)) => {
+                return rank.waits(Some(end), now);
+            }
+            None => return rank.waits(None, now),
+        }
+        if let State::Waits(_) = rank.state {
+            let axes = ready.and_then(|(_, axes)| axes);
+            let waited = match axes {
+                Some(axes) => Activity::Exposed(axes),
+                None => Activity::Bubble,
+            };
+            self.timeline.add(Span { rank: i, start: rank.since, end: now, activity: waited, op: task.op });
+        }
+        self.begin(i, task);
+        true
+    }
+
+    /// Begins a task that need not wait.
+    fn begin(&mut self, i: usize, task: &Task) {
+        let now = self.now;
+        let rank = &mut self.ranks[i];
+        (rank.state, rank.since, rank.messages) = (State::Ready, now, 0);
+        match task.op {
+            Op::Gather { .. } | Op::Reduce { .. } | Op::Scatter { .. } => {
+                let mut end = rank.transfers_end.max(now);
+                let mut axes = 0;
+                for message in &task.messages {
+                    axes = self.timeline.axes(&message.axes);
+                    let span = Span { rank: i, start: end, end: end + message.seconds, activity: Activity::Transfer(axes), op: task.op };
+                    end = span.end;
+                    self.timeline.add(span);
+                }
+                rank.transfers_end = end;
+                match task.op {
+                    Op::Gather { slot, .. } => _ = rank.slots.insert(slot, (end, axes)),
+                    _ => rank.reduced = (end, axes),
+                }
+                rank.next += 1;
+            }
+            Op::Send { value, to } => {
+                let seconds: f64 = task.messages.iter().map(|message| message.seconds).sum();
+                rank.next += 1;
+                let to = self.ranks.iter().position(|rank| match to {
+                    Peer::Stage(stage) => rank.step.stage == stage,
+                    Peer::Rank(number) => rank.step.rank == number,
+                });
+                if let Some(to) = to {
+                    self.arrived.insert((to, value), now + seconds);
+                }
+            }
+            Op::Free { .. } | Op::Recv { .. } | Op::Wait { .. } => rank.next += 1,
+            Op::Run { .. } | Op::Flatten { .. } | Op::Add { .. } | Op::Tie { .. } | Op::Step { .. } => {
+                if task.compute > 0.0 {
+                    rank.state = State::Computes(task.compute);
+                } else {
+                    self.computed(i);
+                }
+            }
+        }
+    }
+
+    /// Ends the computation of a rank's task.
+    fn computed(&mut self, i: usize) {
+        let rank = &self.ranks[i];
+        let task = &rank.step.tasks[rank.next];
+        if self.now > rank.since {
+            let span = Span { rank: i, start: rank.since, end: self.now, activity: Activity::Compute, op: task.op };
+            self.timeline.add(span);
+        }
+        self.communicate(i);
+    }
+
+    /// Begins the next exchange of a rank's task, or ends the task.
+    fn communicate(&mut self, i: usize) {
+        let rank = &mut self.ranks[i];
+        rank.since = self.now;
+        rank.state = match rank.step.tasks[rank.next].messages.get(rank.messages) {
+            Some(message) => State::Communicates(self.now + message.seconds),
+            None => {
+                rank.next += 1;
+                State::Ready
+            }
+        };
+    }
+
+    /// Ends an exchange that a rank's task has waited for.
+    fn communicated(&mut self, i: usize) {
+        let rank = &mut self.ranks[i];
+        let task = &rank.step.tasks[rank.next];
+        let axes = self.timeline.axes(&task.messages[rank.messages].axes);
+        rank.messages += 1;
+        let span = Span { rank: i, start: rank.since, end: self.now, activity: Activity::Exposed(axes), op: task.op };
+        self.timeline.add(span);
+        self.communicate(i);
+    }
+
+    /// Notes that a rank has come to a meeting, and returns when all have, if so.
+    fn meet(&mut self, i: usize, meeting: Meeting, wanted: usize) -> Option<(f64, Option<usize>)> {
+        let is_new = self.ranks[i].state == State::Ready;
+        let arrived = self.met.entry(meeting).or_default();
+        if is_new {
+            arrived.push(self.now);
+        }
+        (arrived.len() >= wanted).then(|| (arrived.iter().copied().fold(0.0, f64::max), None))
+    }
+}
+
+impl Rank<'_> {
+    /// Waits, and returns whether that is new.
+    fn waits(&mut self, end: Option<f64>, now: f64) -> bool {
+        let before = self.state;
+        if self.state == State::Ready {
+            self.since = now;
+        }
+        self.state = State::Waits(end);
+        before != self.state
+    }
+}

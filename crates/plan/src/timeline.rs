@@ -1,0 +1,111 @@
+//! What each rank did in a step, and when.
+
+use schedule::Op;
+use serde::Serialize;
+
+/// What a rank does in a span of time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activity {
+    /// It computes.
+    Compute,
+    /// It waits for communication over these axes, an index of [`Timeline::axis_names`].
+    Exposed(usize),
+    /// It waits for another stage.
+    Bubble,
+    /// Beside what it does otherwise, it communicates over these axes.
+    Transfer(usize),
+}
+
+/// A span of a rank's time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Span {
+    /// Index of the rank among those that were simulated.
+    pub rank: usize,
+    /// Seconds from the start of the step.
+    pub start: f64,
+    /// The same.
+    pub end: f64,
+    /// What it does.
+    pub activity: Activity,
+    /// The operation that it does it for.
+    pub op: Op,
+}
+
+/// The spans of all ranks.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Timeline {
+    ranks: Vec<(usize, usize, usize)>,
+    axes: Vec<String>,
+    spans: Vec<Span>,
+}
+
+/// The time of a step, divided. Each part is a mean over all ranks, in seconds; they add up to the step.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Summary {
+    /// From the start of the step to its end.
+    pub step: f64,
+    /// Computation, with what slows it down.
+    pub compute: f64,
+    /// Waiting for another stage, or for the slowest rank at the end.
+    pub bubble: f64,
+    /// Waiting for communication, by the axes of its group.
+    pub exposed: Vec<(String, f64)>,
+}
+
+impl Timeline {
+    /// A timeline of ranks: their numbers, their stages, and how many each stands for.
+    pub(crate) fn new(ranks: Vec<(usize, usize, usize)>) -> Self {
+        Self { ranks, ..Self::default() }
+    }
+
+    /// Returns the index of a group's axes.
+    pub(crate) fn axes(&mut self, axes: &str) -> usize {
+        self.axes.iter().position(|known| known == axes).unwrap_or_else(|| {
+            self.axes.push(axes.into());
+            self.axes.len() - 1
+        })
+    }
+
+    pub(crate) fn add(&mut self, span: Span) {
+        if span.end > span.start {
+            self.spans.push(span);
+        }
+    }
+
+    /// Returns the number and the stage of each rank that was simulated.
+    pub fn ranks(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.ranks.iter().map(|(rank, stage, _)| (*rank, *stage))
+    }
+
+    /// Returns the axes of all groups that communicate.
+    pub fn axis_names(&self) -> &[String] {
+        &self.axes
+    }
+
+    /// Returns all spans in the order of their ends.
+    pub fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    /// Returns the time of the step.
+    pub fn end(&self) -> f64 {
+        self.spans.iter().map(|span| span.end).fold(0.0, f64::max)
+    }
+
+    /// Divides the time of the step.
+    pub fn summary(&self) -> Summary {
+        let step = self.end();
+        let all: f64 = self.ranks.iter().map(|(.., ranks)| *ranks as f64).sum();
+        let mean = |of: &dyn Fn(Activity) -> bool| {
+            let spans = self.spans.iter().filter(|span| of(span.activity));
+            spans.map(|span| (span.end - span.start) * self.ranks[span.rank].2 as f64).sum::<f64>() / all
+        };
+        let compute = mean(&|activity| activity == Activity::Compute);
+        let exposed: Vec<(String, f64)> = (0..self.axes.len())
+            .map(|axes| (self.axes[axes].clone(), mean(&|activity| activity == Activity::Exposed(axes))))
+            .filter(|(_, seconds)| *seconds > 0.0)
+            .collect();
+        let bubble = (step - compute - exposed.iter().map(|(_, seconds)| seconds).sum::<f64>()).max(0.0);
+        Summary { step, compute, bubble, exposed }
+    }
+}

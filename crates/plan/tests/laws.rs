@@ -1,0 +1,127 @@
+//! Laws of the simulation: closed forms of pipelines, and what overlaps.
+
+use plan::{Message, Step, Summary, Task, simulate};
+use proptest::prelude::*;
+use schedule::{CallOutline, Kind, Op, Outline, Pipeline, Place, Prefetch, Schedule, Ticks, lower};
+
+/// An outline of one call per chunk, each of a unit of its own.
+fn outline(chunks: usize, calls_per_chunk: usize, gathers: bool, prefetch: Prefetch) -> Outline {
+    let call = |unit| CallOutline { unit, gathers, gathers_again: true, recomputes: false, owner: None };
+    Outline {
+        calls: (0..chunks * calls_per_chunk).map(call).collect(),
+        chunks: (0..chunks).map(|chunk| chunk * calls_per_chunk..(chunk + 1) * calls_per_chunk).collect(),
+        keeps_gathered: false,
+        reduces_once: false,
+        forward_prefetch: prefetch,
+        backward_prefetch: prefetch,
+    }
+}
+
+/// The ranks of a pipeline, one per stage, with these seconds per run and per exchange.
+fn steps(outline: &Outline, pipeline: &Pipeline, compute: &dyn Fn(Kind) -> f64, exchange: f64) -> Vec<Step> {
+    let task = |op: Op| Task {
+        compute: if let Op::Run { kind, .. } = op { compute(kind) } else { 0.0 },
+        messages: match op {
+            Op::Gather { .. } | Op::Reduce { .. } => vec![Message { axes: "dp_shard".into(), seconds: exchange }],
+            _ => vec![],
+        },
+        op,
+    };
+    let step = |stage| Step {
+        stage,
+        rank: stage,
+        ranks: 1,
+        tasks: lower(outline, pipeline, Place { stage, rank: stage }).into_iter().map(task).collect(),
+    };
+    (0..pipeline.stages()).map(step).collect()
+}
+
+fn of_ticks(ticks: Ticks) -> impl Fn(Kind) -> f64 {
+    move |kind| match kind {
+        Kind::Forward(_) | Kind::Recompute => ticks.forward as f64,
+        Kind::Backward => (ticks.input + ticks.weights) as f64,
+        Kind::Input => ticks.input as f64,
+        Kind::Weights => ticks.weights as f64,
+    }
+}
+
+fn summary(steps: &[Step], shared: bool) -> Summary {
+    simulate(steps, shared).unwrap().summary()
+}
+
+fn schedules() -> impl Strategy<Value = (Schedule, usize)> {
+    prop_oneof![
+        Just((Schedule::Gpipe, 1)),
+        Just((Schedule::OneFOneB, 1)),
+        (2..4_usize).prop_map(|virtual_stages| (Schedule::Interleaved1F1B, virtual_stages)),
+        Just((Schedule::ZeroBubble, 1)),
+        Just((Schedule::ZbV, 2)),
+    ]
+}
+
+proptest! {
+    /// Where a schedule's bubble has a closed form, the simulation finds it. The bubble is the same on all stages.
+    #[test]
+    fn bubbles_are_those_of_the_closed_forms(
+        (schedule, virtual_stages) in schedules(), stages in 1..5_usize, more in 0..3_usize,
+        forward in 1..4_u64, input in 1..4_u64, weights in 1..4_u64,
+    ) {
+        let micro_batches = (2 * stages).saturating_sub(1).max(stages) + more * stages;
+        let pipeline = Pipeline::new(schedule, stages, virtual_stages, micro_batches).unwrap();
+        let ticks = Ticks { forward, input, weights };
+        let Some(bubble) = pipeline.bubble(ticks) else { return Ok(()) };
+        let outline = outline(pipeline.chunks(), 1, false, Prefetch::None);
+        let found = summary(&steps(&outline, &pipeline, &of_ticks(ticks), 0.0), false);
+        prop_assert!((found.bubble - bubble as f64).abs() < 1e-6, "{found:?}, and the closed form is {bubble}");
+    }
+
+    /// The parts of a step add up to it, and it takes at least what any rank computes.
+    #[test]
+    fn parts_add_up(
+        (schedule, virtual_stages) in schedules(), stages in 1..4_usize, micro_batches in 1..7_usize,
+        exchange in 0.0..3.0_f64, gathers: bool, shared: bool,
+    ) {
+        let Ok(pipeline) = Pipeline::new(schedule, stages, virtual_stages, micro_batches) else { return Ok(()) };
+        let outline = outline(pipeline.chunks(), 2, gathers, Prefetch::Pre);
+        let ticks = Ticks { forward: 1, input: 1, weights: 1 };
+        let found = summary(&steps(&outline, &pipeline, &of_ticks(ticks), exchange), shared);
+        let exposed: f64 = found.exposed.iter().map(|(_, seconds)| seconds).sum();
+        prop_assert!((found.step - found.compute - found.bubble - exposed).abs() < 1e-6, "{found:?}");
+        let computes = (micro_batches * virtual_stages * 2 * 3) as f64;
+        let all = if shared { computes * stages as f64 } else { computes };
+        prop_assert!(found.step > all - 1e-6, "{found:?}");
+    }
+}
+
+/// Gathers that are shorter than computations hide behind them: only the first gather, and the last reduction, show.
+#[test]
+fn what_is_gathered_ahead_is_hidden() {
+    let pipeline = Pipeline::new(Schedule::OneFOneB, 1, 1, 1).unwrap();
+    let ticks = of_ticks(Ticks { forward: 1, input: 1, weights: 1 });
+    let of = |prefetch| summary(&steps(&outline(1, 8, true, prefetch), &pipeline, &ticks, 0.25), false);
+    let (ahead, late) = (of(Prefetch::Pre), of(Prefetch::None));
+    assert!((ahead.step - (24.0 + 2.0 * 0.25)).abs() < 0.3, "{ahead:?}");
+    // Without, the forward waits for eight gathers and the backward for seven or eight.
+    assert!((late.step - ahead.step) > 14.0 * 0.25, "{late:?}");
+}
+
+/// Ranks that share processors take turns: a pipeline on one CPU is no faster than its work.
+#[test]
+fn ranks_that_share_processors_slow_each_other_down() {
+    let pipeline = Pipeline::new(Schedule::OneFOneB, 4, 1, 8).unwrap();
+    let steps = steps(&outline(4, 1, false, Prefetch::None), &pipeline, &of_ticks(Ticks { forward: 1, input: 1, weights: 1 }), 0.0);
+    let alone = summary(&steps, false).step;
+    let shared = summary(&steps, true).step;
+    assert!((alone - (8.0 + 3.0) * 3.0).abs() < 1e-6, "{alone}");
+    assert!((shared - 4.0 * 8.0 * 3.0).abs() < 1e-6, "{shared}");
+}
+
+/// Messages that never come are an error, not an endless loop.
+#[test]
+fn ranks_that_wait_for_each_other_are_found() {
+    let pipeline = Pipeline::new(Schedule::OneFOneB, 2, 1, 1).unwrap();
+    let mut steps = steps(&outline(2, 1, false, Prefetch::None), &pipeline, &|_| 1.0, 0.0);
+    steps[0].tasks.retain(|task| !matches!(task.op, Op::Send { .. }));
+    let error = simulate(&steps, false).unwrap_err().to_string();
+    assert_eq!(error, "deadlock: rank 0 waits at r<0.0, rank 1 waits at r>1.0");
+}
