@@ -97,7 +97,7 @@ pub use api::units::{UnitId, Units};
 pub use exec::executor::StageTimes;
 pub use exec::fsdp::{Backward, BeforeStep, Fsdp, NonFinite, StepReport, Unloaded};
 pub use exec::vjp::vjp_seed;
-pub use forecast::traffic::{CallTraffic, Received, Share, SharesRun};
+pub use forecast::traffic::{CallTraffic, Operation, Received, Share, SharesRun, Transfer};
 pub use forecast::{CallBytes, Forecast, ForecastRun};
 pub use fused::FusedAdamW;
 pub use groups::placement::Placement;

@@ -6,10 +6,11 @@
 
 use crate::ModelError;
 use crate::cost::received::RowBytes;
-use crate::cost::{Flops, Workload, product_flops};
+use crate::cost::{Flops, Workload, product_flops, work};
 use crate::hf::{Folder, Source};
 use crate::parameters::ParameterSpec;
 use fsdp::{CallBytes, CallTraffic};
+use plan::Work;
 use serde_json::Value;
 
 /// A configuration key and its value.
@@ -91,9 +92,17 @@ pub trait Family {
         1
     }
 
+    /// The call in whose products a parameter is a factor, counted from the embedding, which is call 0: block N for
+    /// those of `blocks.N`, the last call for others.
+    fn call_of(&self, parameter: &ParameterSpec) -> usize {
+        let block = || parameter.name.strip_prefix("blocks.")?.split('.').next()?.parse::<usize>().ok();
+        let last = self.blocks() + self.calls_after_blocks();
+        block().map_or(last, |block| (1 + block).min(last))
+    }
+
     /// FLOPs of each call of a forward: the embedding, every block, and the calls after them.
     fn flops(&self) -> Vec<Flops> {
-        product_flops(self.blocks(), self.calls_after_blocks(), &self.parameters())
+        product_flops(self)
     }
 
     /// Activation memory of each call.
@@ -107,6 +116,11 @@ pub trait Family {
     /// Bytes that each call receives in its own collectives.
     fn traffic(&self, workload: &Workload) -> Vec<CallTraffic> {
         vec![workload.call_traffic(self.width(), RowBytes::default()); 1 + self.blocks() + self.calls_after_blocks()]
+    }
+
+    /// What each call computes on one rank, for the time that it takes.
+    fn work(&self, workload: &Workload) -> Vec<Work> {
+        work::work(self, workload)
     }
 
     /// The path of the selection bias of a layer with experts.

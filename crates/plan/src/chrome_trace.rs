@@ -26,7 +26,8 @@ impl Timeline {
                 Activity::Transfer(axes) => (1, format!("{}: {}", self.axis_names()[axes], span.op)),
             };
             let (start, length) = (1e6 * span.start, 1e6 * (span.end - span.start));
-            events.push(json!({ "ph": "X", "name": name, "pid": span.rank, "tid": thread, "ts": start, "dur": length }));
+            events
+                .push(json!({ "ph": "X", "name": name, "pid": span.rank, "tid": thread, "ts": start, "dur": length }));
         }
         json!({ "traceEvents": events, "displayTimeUnit": "ms" })
     }

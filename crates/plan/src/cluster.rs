@@ -79,8 +79,16 @@ pub struct Efficiency {
     pub attention_backward: f64,
     /// Part of the memory's bandwidth that elementwise operations reach.
     pub memory: f64,
+    /// Part of it that products reach whose columns are no multiple of 8, in 16 bits; 1 if they are padded.
+    pub unaligned: f64,
     /// Bytes that elementwise operations of a forward and a backward move for each byte that is kept between them.
     pub passes: f64,
+    /// Bytes that the loss moves for each logit, forward and backward.
+    pub logits: f64,
+    /// Part of a block that a recomputation repeats.
+    pub recomputed: f64,
+    /// Speed of the slowest device of a run, as a part of the usual one; all others wait for it.
+    pub slowest: f64,
     /// Seconds that each operation takes at least.
     pub launch: f64,
     /// Seconds of a step that belong to no operation: data, metrics, the host's waits.
@@ -124,7 +132,8 @@ impl Cluster {
     /// # Errors
     /// If the text is no cluster, or if a figure is missing or cannot be.
     pub fn parse(path: &str, text: &str) -> Result<Self, PlanError> {
-        let unreadable = |error: yaml_serde::Error| PlanError::Unreadable { path: path.into(), message: error.to_string() };
+        let unreadable =
+            |error: yaml_serde::Error| PlanError::Unreadable { path: path.into(), message: error.to_string() };
         let cluster: Self = yaml_serde::from_str(text).map_err(unreadable)?;
         cluster.validate()?;
         Ok(cluster)
@@ -149,6 +158,7 @@ impl Cluster {
             ("device.peak.fp32", peak.fp32),
             ("device.peak.bf16", peak.bf16),
             ("device.efficiency.passes", efficiency.passes),
+            ("device.efficiency.logits", efficiency.logits),
             ("node_link.bandwidth", self.node_link.bandwidth),
             ("network.bandwidth", self.network.bandwidth),
         ];
@@ -162,7 +172,10 @@ impl Cluster {
             ("device.efficiency.grouped", efficiency.grouped),
             ("device.efficiency.attention_forward", efficiency.attention_forward),
             ("device.efficiency.attention_backward", efficiency.attention_backward),
+            ("device.efficiency.unaligned", efficiency.unaligned),
             ("device.efficiency.memory", efficiency.memory),
+            ("device.efficiency.recomputed", efficiency.recomputed),
+            ("device.efficiency.slowest", efficiency.slowest),
         ];
         for (key, value) in parts {
             if !(value > 0.0 && value <= 1.0) {

@@ -82,7 +82,8 @@ impl Cluster {
                 let rounds = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
                 let crossings = if between { nodes as f64 } else { 0.0 };
                 let hops = (ranks as f64 - 1.0 - crossings).max(0.0) * node_link.latency + crossings * network.latency;
-                let ring = if between { node_link.bandwidth.min(here * network.bandwidth) } else { node_link.bandwidth };
+                let ring =
+                    if between { node_link.bandwidth.min(here * network.bandwidth) } else { node_link.bandwidth };
                 rounds * hops + bytes / ring
             }
         }

@@ -26,7 +26,8 @@ impl Timeline {
         for span in self.spans() {
             let (x, w) = (LABELS + WIDTH * span.start / end, WIDTH * (span.end - span.start) / end);
             let top = span.rank as f64 * height;
-            let (y, h) = if let Activity::Transfer(_) = span.activity { (top + ROW + 1.0, TRANSFERS) } else { (top, ROW) };
+            let (y, h) =
+                if let Activity::Transfer(_) = span.activity { (top + ROW + 1.0, TRANSFERS) } else { (top, ROW) };
             let color = color(span.activity, span.op);
             let title = format!("{}: {:.3} ms", span.op, 1e3 * (span.end - span.start));
             let _ = writeln!(
@@ -38,7 +39,10 @@ impl Timeline {
         for part in 0..=4 {
             let (x, ms) = (LABELS + WIDTH * f64::from(part) / 4.0, 1e3 * end * f64::from(part) / 4.0);
             let y = below - 12.0;
-            let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" fill=\"currentColor\" text-anchor=\"middle\">{ms:.1} ms</text>");
+            let _ = writeln!(
+                svg,
+                "<text x=\"{x}\" y=\"{y}\" fill=\"currentColor\" text-anchor=\"middle\">{ms:.1} ms</text>"
+            );
         }
         svg + "</svg>\n"
     }

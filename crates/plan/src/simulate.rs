@@ -6,8 +6,8 @@
 //! messages             s>  ──────────> r>          arrive at the other stage's rank
 //! ```
 
-use crate::timeline::{Activity, Span, Timeline};
 use crate::PlanError;
+use crate::timeline::{Activity, Span, Timeline};
 use schedule::{Op, Peer, Value};
 use std::collections::HashMap;
 
@@ -18,8 +18,8 @@ pub struct Task {
     pub op: Op,
     /// Seconds of computation, on a device that computes nothing else.
     pub compute: f64,
-    /// Its communication. A gather, a reduction and a message run beside computations; what a run of a call or the
-    /// optimizer's step communicates, they wait for.
+    /// What the rank receives. Gathers, reductions and values of other stages come beside computations; a run of a call
+    /// and the optimizer's step wait for theirs.
     pub messages: Vec<Message>,
 }
 
@@ -78,8 +78,8 @@ struct Rank<'a> {
 struct Simulation<'a> {
     now: f64,
     ranks: Vec<Rank<'a>>,
-    /// When values have arrived, by receiving rank.
-    arrived: HashMap<(usize, Value), f64>,
+    /// When values were sent, by receiving rank.
+    sent: HashMap<(usize, Value), f64>,
     /// Which ranks have reached a sum over stages or the first optimizer step.
     met: HashMap<Meeting, Vec<f64>>,
     timeline: Timeline,
@@ -112,7 +112,7 @@ pub fn simulate(steps: &[Step], shared: bool) -> Result<Timeline, PlanError> {
     let mut simulation = Simulation {
         now: 0.0,
         ranks: steps.iter().map(rank).collect(),
-        arrived: HashMap::new(),
+        sent: HashMap::new(),
         met: HashMap::new(),
         timeline: Timeline::new(steps.iter().map(|step| (step.rank, step.stage, step.ranks)).collect()),
     };
@@ -185,7 +185,10 @@ impl Simulation<'_> {
         let ready = match task.op {
             Op::Run { slot: Some(slot), .. } => rank.slots.get(&slot).map(|(end, axes)| (*end, Some(*axes))),
             Op::Wait { .. } => Some((rank.reduced.0, Some(rank.reduced.1))),
-            Op::Recv { value, .. } => self.arrived.get(&(i, value)).map(|end| (*end, None)),
+            Op::Recv { value, .. } => {
+                let takes: f64 = task.messages.iter().map(|message| message.seconds).sum();
+                self.sent.get(&(i, value)).map(|sent| (sent + takes, None))
+            }
             Op::Tie { unit, stages } => self.meet(i, Meeting::Tie(unit), stages),
             Op::Step { .. } if first_step() => {
                 let all = self.ranks.len();
@@ -224,7 +227,13 @@ impl Simulation<'_> {
                 let mut axes = 0;
                 for message in &task.messages {
                     axes = self.timeline.axes(&message.axes);
-                    let span = Span { rank: i, start: end, end: end + message.seconds, activity: Activity::Transfer(axes), op: task.op };
+                    let span = Span {
+                        rank: i,
+                        start: end,
+                        end: end + message.seconds,
+                        activity: Activity::Transfer(axes),
+                        op: task.op,
+                    };
                     end = span.end;
                     self.timeline.add(span);
                 }
@@ -236,14 +245,13 @@ impl Simulation<'_> {
                 rank.next += 1;
             }
             Op::Send { value, to } => {
-                let seconds: f64 = task.messages.iter().map(|message| message.seconds).sum();
                 rank.next += 1;
                 let to = self.ranks.iter().position(|rank| match to {
                     Peer::Stage(stage) => rank.step.stage == stage,
                     Peer::Rank(number) => rank.step.rank == number,
                 });
                 if let Some(to) = to {
-                    self.arrived.insert((to, value), now + seconds);
+                    self.sent.insert((to, value), now);
                 }
             }
             Op::Free { .. } | Op::Recv { .. } | Op::Wait { .. } => rank.next += 1,

@@ -28,8 +28,8 @@ pub struct Work {
     pub launches: f64,
     /// Whether factors have 16 bits.
     pub half: bool,
-    /// The part of the products that a recomputation repeats.
-    pub recomputed: f64,
+    /// Number of logits.
+    pub logits: f64,
 }
 
 /// A pass over a call.
@@ -76,24 +76,24 @@ impl Work {
                 return 0.0;
             }
             let grouped = if product.count > 1.0 { rates.grouped } else { 1.0 };
-            let reached = rates.product * grouped * contracted / (contracted + rates.product_half_k);
+            let aligned = if self.half && product.columns % 8.0 != 0.0 { rates.unaligned } else { 1.0 };
+            let reached = rates.product * grouped * aligned * contracted / (contracted + rates.product_half_k);
             product.flops() / (peak * reached)
         };
         let products = self.products.iter().map(product).sum::<f64>();
         let attention = match pass {
-            Pass::Forward => self.attention / (peak * rates.attention_forward),
-            Pass::Recompute => self.attention / (peak * rates.attention_forward),
+            Pass::Forward | Pass::Recompute => self.attention / (peak * rates.attention_forward),
             Pass::Input => 2.0 * self.attention / (peak * rates.attention_backward),
             Pass::Weights => 0.0,
         };
         // A forward writes what a backward reads; a backward moves about twice as much.
-        let bytes = self.kept * rates.passes / (device.memory_bandwidth * rates.memory);
+        let bytes = (self.kept * rates.passes + self.logits * rates.logits) / (device.memory_bandwidth * rates.memory);
         let (moved, launches) = match pass {
             Pass::Forward | Pass::Recompute => (bytes / 3.0, self.launches),
             Pass::Input => (2.0 * bytes / 3.0, self.launches),
             Pass::Weights => (0.0, self.products.len() as f64),
         };
-        let part = if pass == Pass::Recompute { self.recomputed } else { 1.0 };
+        let part = if pass == Pass::Recompute { rates.recomputed } else { 1.0 };
         part * (products + attention + moved) + launches * rates.launch
     }
 }

@@ -109,7 +109,12 @@ fn what_is_gathered_ahead_is_hidden() {
 #[test]
 fn ranks_that_share_processors_slow_each_other_down() {
     let pipeline = Pipeline::new(Schedule::OneFOneB, 4, 1, 8).unwrap();
-    let steps = steps(&outline(4, 1, false, Prefetch::None), &pipeline, &of_ticks(Ticks { forward: 1, input: 1, weights: 1 }), 0.0);
+    let steps = steps(
+        &outline(4, 1, false, Prefetch::None),
+        &pipeline,
+        &of_ticks(Ticks { forward: 1, input: 1, weights: 1 }),
+        0.0,
+    );
     let alone = summary(&steps, false).step;
     let shared = summary(&steps, true).step;
     assert!((alone - (8.0 + 3.0) * 3.0).abs() < 1e-6, "{alone}");

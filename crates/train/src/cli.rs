@@ -9,6 +9,7 @@ use crate::commands::import::{self, ImportArgs};
 use crate::commands::inspect::{self, InspectArgs};
 use crate::commands::logits::{self, LogitsArgs};
 use crate::commands::man::{self, ManArgs};
+use crate::commands::plan::{self, PlanArgs};
 use crate::commands::prepare::{self, PrepareArgs};
 use crate::commands::presets::{self, PresetsArgs};
 use crate::commands::report::{self, ReportArgs};
@@ -49,6 +50,7 @@ enum Command {
     /// YAML for `--config`
     Config(ConfigArgs),
     Presets(PresetsArgs),
+    Plan(PlanArgs),
     Prepare(PrepareArgs),
     Generate(GenerateArgs),
     Eval(EvalArgs),
@@ -142,6 +144,7 @@ impl Command {
         match self {
             Self::Config(args) => config::run(&args.train.shown()?, args.json),
             Self::Presets(args) => presets::run(args)?,
+            Self::Plan(args) => plan::run(args)?,
             Self::Prepare(args) => prepare::run(args)?,
             Self::Generate(args) => generate::run(args)?,
             Self::Eval(args) => eval::run(args)?,

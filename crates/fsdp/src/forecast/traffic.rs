@@ -24,6 +24,7 @@ use crate::{FsdpConfig, FsdpError, Units};
 use comm::{Axis, MeshShape, all_reduce_bytes};
 use schedule::{Direction, Kind, Op, Peer};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The communication of a model's call for one micro-batch on one rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -69,6 +70,32 @@ pub struct Share {
     pub received: BTreeMap<&'static str, usize>,
 }
 
+/// An operation of a rank in a step, and what it moves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Operation {
+    /// The operation.
+    pub op: Op,
+    /// What the rank receives for it.
+    pub transfers: Vec<Transfer>,
+    /// The model's functions that a [`Run`](Op::Run) runs, of those that were given with [`SharesRun::calls`].
+    pub functions: Range<usize>,
+    /// Elements of the gradients that a [`Flatten`](Op::Flatten) or an [`Add`](Op::Add) touches, and of the shards that
+    /// a [`Step`](Op::Step) changes.
+    pub elements: usize,
+}
+
+/// Bytes that a rank receives from the ranks of a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transfer {
+    /// The axes of the group; none for an activation from any rank under
+    /// [`Strategy::Block`](crate::Strategy::Block).
+    pub axes: Vec<Axis>,
+    /// The collective.
+    pub collective: &'static str,
+    /// Bytes.
+    pub bytes: usize,
+}
+
 /// Bytes of one dimension of an activation's shape in flight.
 const SIZE: usize = 8;
 
@@ -80,15 +107,43 @@ impl<B: 'static> Units<B> {
     pub fn shares(self, config: &FsdpConfig, run: SharesRun) -> Result<Vec<Share>, FsdpError> {
         let shapes = Shapes::new(self, config, run.world_size, run.rank)?;
         let ops = shapes.lowered(config, run.on_cpu, run.micro_batches)?;
-        let mut step = StepTraffic { config, run, mesh: config.mesh(run.world_size)?, shapes: &shapes, shares: vec![] };
+        let step = StepTraffic { config, run, mesh: config.mesh(run.world_size)?, shapes: &shapes };
+        let mut shares = Shares { world_size: run.world_size, mesh: &step.mesh, shares: vec![] };
         for op in &ops {
             if let Op::Step { unit } = op {
-                shapes.units[*unit].classes.iter().for_each(|class| step.rest(class));
+                shapes.units[*unit].classes.iter().for_each(|class| step.rest(class, &mut shares));
             }
         }
-        ops.iter().for_each(|op| step.receive_for(*op));
-        step.shares.retain(|share| share.at_rest > 0 || !share.received.is_empty());
-        Ok(step.shares)
+        for Transfer { axes, collective, bytes } in ops.iter().flat_map(|op| step.transfers(*op)) {
+            *shares.along(&axes).received.entry(collective).or_default() += bytes;
+        }
+        shares.shares.retain(|share| share.at_rest > 0 || !share.received.is_empty());
+        Ok(shares.shares)
+    }
+
+    /// Returns the operations of a rank in a step, each with what it moves, from shapes alone.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Fsdp::new`](crate::Fsdp::new) that need no values.
+    pub fn operations(self, config: &FsdpConfig, run: SharesRun) -> Result<Vec<Operation>, FsdpError> {
+        let shapes = Shapes::new(self, config, run.world_size, run.rank)?;
+        let ops = shapes.lowered(config, run.on_cpu, run.micro_batches)?;
+        let step = StepTraffic { config, run, mesh: config.mesh(run.world_size)?, shapes: &shapes };
+        let touched = |op| match op {
+            Op::Flatten { unit } | Op::Add { unit, .. } => {
+                shapes.units[unit].trained().map(|class| class.whole_fp32 / size_of::<f32>()).sum()
+            }
+            Op::Step { unit } => shapes.units[unit].trained().map(elements).sum(),
+            _ => 0,
+        };
+        let operation = |op| {
+            let functions = match op {
+                Op::Run { call, .. } => shapes.calls[call].functions.clone(),
+                _ => 0..0,
+            };
+            Operation { op, transfers: step.transfers(op), functions, elements: touched(op) }
+        };
+        Ok(ops.into_iter().map(operation).collect())
     }
 }
 
@@ -97,94 +152,96 @@ struct StepTraffic<'a> {
     run: SharesRun<'a>,
     mesh: MeshShape,
     shapes: &'a Shapes,
+}
+
+/// The shares of a rank so far.
+struct Shares<'a> {
+    world_size: usize,
+    mesh: &'a MeshShape,
     shares: Vec<Share>,
 }
 
 impl<'a> StepTraffic<'a> {
     /// Adds the resident bytes of a class of a unit's parameters to the first group that holds them together, shards
     /// first.
-    fn rest(&mut self, class: &Class) {
+    fn rest(&self, class: &Class, shares: &mut Shares) {
         let [shard, copies, parts] = axes_of(class.of, self.config.strategy);
         let groups = [&shard, &copies, &parts, &vec![Axis::Pp]];
         if let Some(axes) = groups.into_iter().find(|axes| self.mesh.ranks(axes) > 1) {
             let bytes = class.parameters_at_rest(self.config, self.run.on_cpu) + class.moments();
-            self.share(axes).at_rest += bytes;
+            shares.along(axes).at_rest += bytes;
         }
     }
 
-    /// Adds the bytes that an operation receives.
-    fn receive_for(&mut self, op: Op) {
+    /// Returns what an operation receives.
+    fn transfers(&self, op: Op) -> Vec<Transfer> {
+        let mut received = vec![];
         let (shapes, config, on_cpu) = (self.shapes, self.config, self.run.on_cpu);
         let classes = |unit: usize| shapes.units[unit].classes.iter();
         match op {
             Op::Gather { unit, to, .. } => {
                 for class in classes(unit).filter(|class| class.gathers(config, on_cpu)) {
-                    self.parameters(class, to);
+                    received.extend(self.parameters(class, to));
                 }
             }
             Op::Step { unit } => {
                 // The copies of stepped parameters are gathered.
                 for class in classes(unit).filter(|class| class.is_trained && class.replicates(config)) {
-                    self.parameters(class, None);
+                    received.extend(self.parameters(class, None));
                 }
             }
             Op::Reduce { unit, sends, last, .. } => {
                 for class in classes(unit).filter(|class| class.is_trained) {
-                    self.gradients(class, sends, last);
+                    received.extend(self.gradients(class, sends, last));
                 }
             }
             Op::Scatter { unit, from, .. } if from != self.run.rank => {
                 for class in classes(unit).filter(|class| class.is_trained) {
                     let [shard, ..] = axes_of(class.of, self.config.strategy);
-                    self.receive(&shard, "scatter", self.reduced(class));
+                    received.push(transfer(&shard, "scatter", self.reduced(class)));
                 }
             }
             Op::Tie { unit, stages } => {
                 for class in classes(unit).filter(|class| class.is_trained) {
                     let bytes = all_reduce_bytes(elements(class), size_of::<f32>(), stages);
-                    self.receive(&[Axis::Pp], "all_reduce", bytes);
+                    received.push(transfer(&[Axis::Pp], "all_reduce", bytes));
                 }
             }
-            Op::Run { kind, call, .. } => self.of_call(kind, call),
+            Op::Run { kind, call, .. } => received.extend(self.of_call(kind, call)),
             Op::Recv { value, from } => {
                 let bytes = match value.way {
                     Direction::Forward => self.output(value.call - 1),
                     Direction::Backward => self.output(value.call),
                 };
-                match from {
-                    Peer::Stage(_) => self.receive(&[Axis::Pp], "recv", bytes),
-                    Peer::Rank(_) => {
-                        let world = self.named("world".into(), self.run.world_size);
-                        *world.received.entry("recv").or_default() += bytes;
-                    }
-                }
+                let axes: &[Axis] = if let Peer::Stage(_) = from { &[Axis::Pp] } else { &[] };
+                received.push(transfer(axes, "recv", bytes));
             }
             _ => {}
         }
+        received.retain(|transfer| transfer.bytes > 0);
+        received
     }
 
-    /// Adds a class of parameters, which all ranks get or rank `to`.
-    fn parameters(&mut self, class: &Class, to: Option<usize>) {
+    /// Returns the transfer of a class of parameters, which all ranks get or rank `to`.
+    fn parameters(&self, class: &Class, to: Option<usize>) -> Option<Transfer> {
         let [shard, ..] = axes_of(class.of, self.config.strategy);
         let others = class.whole / class.shards * (class.shards - 1);
         match to {
-            None => self.receive(&shard, "all_gather", others),
-            Some(to) if to == self.run.rank => self.receive(&shard, "gather", others),
-            Some(_) => {}
+            None => Some(transfer(&shard, "all_gather", others)),
+            Some(to) if to == self.run.rank => Some(transfer(&shard, "gather", others)),
+            Some(_) => None,
         }
     }
 
-    /// Adds the gradients of a class, received for shards, and for copies of shards.
-    fn gradients(&mut self, class: &Class, sends: bool, last: bool) {
+    /// Returns the transfers of the gradients of a class, for shards and for copies of shards.
+    fn gradients(&self, class: &Class, sends: bool, last: bool) -> impl Iterator<Item = Transfer> {
         let [shard, copies, _] = axes_of(class.of, self.config.strategy);
-        if sends {
-            self.receive(&shard, "reduce_scatter", (class.shards - 1) * self.reduced(class));
-        }
-        if last {
+        let scattered = sends.then(|| transfer(&shard, "reduce_scatter", (class.shards - 1) * self.reduced(class)));
+        let summed = last.then(|| {
             let size = self.config.precision.reduce.dtype().size();
-            let bytes = all_reduce_bytes(elements(class), size, self.mesh.ranks(&copies));
-            self.receive(&copies, "all_reduce", bytes);
-        }
+            transfer(&copies, "all_reduce", all_reduce_bytes(elements(class), size, self.mesh.ranks(&copies)))
+        });
+        scattered.into_iter().chain(summed)
     }
 
     /// Returns the bytes of a shard's gradient in a reduction.
@@ -192,18 +249,15 @@ impl<'a> StepTraffic<'a> {
         elements(class) * self.config.precision.reduce.dtype().size()
     }
 
-    /// Adds the bytes that a call receives itself.
-    fn of_call(&mut self, kind: Kind, call: usize) {
-        for function in self.functions(call) {
-            let received = match kind {
-                Kind::Forward(_) | Kind::Recompute => &function.forward,
-                Kind::Backward | Kind::Input => &function.backward,
-                Kind::Weights => continue,
-            };
-            for ((axis, collective), bytes) in received {
-                self.receive(&[*axis], collective, *bytes);
-            }
-        }
+    /// Returns what a call receives itself.
+    fn of_call(&self, kind: Kind, call: usize) -> Vec<Transfer> {
+        let received = |function: &'a CallTraffic| match kind {
+            Kind::Forward(_) | Kind::Recompute => Some(&function.forward),
+            Kind::Backward | Kind::Input => Some(&function.backward),
+            Kind::Weights => None,
+        };
+        let all = self.functions(call).iter().filter_map(received).flatten();
+        all.map(|((axis, collective), bytes)| transfer(&[*axis], collective, *bytes)).collect()
     }
 
     /// Returns the bytes that call `i` sends on, including their shapes.
@@ -215,25 +269,25 @@ impl<'a> StepTraffic<'a> {
     fn functions(&self, call: usize) -> &'a [CallTraffic] {
         self.run.calls.get(self.shapes.calls[call].functions.clone()).unwrap_or_default()
     }
+}
 
-    fn receive(&mut self, axes: &[Axis], collective: &'static str, bytes: usize) {
-        if bytes > 0 {
-            *self.share(axes).received.entry(collective).or_default() += bytes;
-        }
-    }
-
+impl Shares<'_> {
     /// Returns the share along these axes, creating it if needed.
-    fn share(&mut self, axes: &[Axis]) -> &mut Share {
-        self.named(self.mesh.along(axes), self.mesh.ranks(axes))
-    }
-
-    fn named(&mut self, axes: String, ranks: usize) -> &mut Share {
+    fn along(&mut self, axes: &[Axis]) -> &mut Share {
+        let (axes, ranks) = match axes {
+            [] => ("world".into(), self.world_size),
+            axes => (self.mesh.along(axes), self.mesh.ranks(axes)),
+        };
         let found = self.shares.iter().position(|share| share.axes == axes).unwrap_or(self.shares.len());
         if found == self.shares.len() {
             self.shares.push(Share { axes, ranks, at_rest: 0, received: BTreeMap::new() });
         }
         &mut self.shares[found]
     }
+}
+
+fn transfer(axes: &[Axis], collective: &'static str, bytes: usize) -> Transfer {
+    Transfer { axes: axes.to_vec(), collective, bytes }
 }
 
 /// Returns the number of elements of a shard.

@@ -1,12 +1,14 @@
 //! What each call of a forward costs: FLOPs, memory kept for the backward, and bytes received from other ranks.
 //!
 //! A family lists the costs of its calls in its `cost.rs`. The memory check, the layout table, the division into
-//! pipeline stages and MFU all read these lists. [`kept`] and [`received`] have the formulas that families share.
+//! pipeline stages and MFU all read these lists. [`kept`] and [`received`] have the formulas that families share; [`work`] has what a call
+//! computes, for plans.
 
 pub(crate) mod kept;
 pub(crate) mod received;
+pub(crate) mod work;
 
-use crate::ParameterSpec;
+use crate::Family;
 
 /// A full micro-batch, how it is computed, and the ranks that share it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -68,15 +70,11 @@ impl std::iter::Sum for Flops {
     }
 }
 
-/// FLOPs of the products in each call of a forward: those with parameters of `blocks.N` in block N, others in the last
-/// call. The embedding, which is only looked up, has none.
-pub(crate) fn product_flops(blocks: usize, calls_after_blocks: usize, parameters: &[ParameterSpec]) -> Vec<Flops> {
-    let last = blocks + calls_after_blocks;
-    let mut calls = vec![Flops::default(); 1 + last];
-    for parameter in parameters {
-        let block = || parameter.name.strip_prefix("blocks.")?.split('.').next()?.parse::<usize>().ok();
-        let call = block().map_or(last, |block| 1 + block);
-        calls[call.min(last)].products += parameter.flops_per_token();
+/// FLOPs of the products in each call of a forward. The embedding, which is only looked up, has none.
+pub(crate) fn product_flops<F: Family + ?Sized>(family: &F) -> Vec<Flops> {
+    let mut calls = vec![Flops::default(); 1 + family.blocks() + family.calls_after_blocks()];
+    for parameter in family.parameters() {
+        calls[family.call_of(&parameter)].products += parameter.flops_per_token();
     }
     calls
 }

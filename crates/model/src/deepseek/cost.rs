@@ -14,26 +14,19 @@
 //! the latent is then kept, not read again.
 
 use crate::cost::received::RowBytes;
-use crate::cost::{Flops, Workload};
-use crate::{DeepSeekConfig, ParameterSpec};
+use crate::cost::{Flops, Workload, product_flops};
+use crate::{DeepSeekConfig, Family};
 use fsdp::{CallBytes, CallTraffic};
 use moe::MoeConfig;
 
 /// The embedding, every block, and the calls after them. The output matrix counts once per token that a position
 /// predicts.
-pub(super) fn flops(shape: &DeepSeekConfig, parameters: &[ParameterSpec], after_blocks: usize) -> Vec<Flops> {
-    let (blocks, depth) = (shape.num_hidden_layers, shape.mtp_depth);
-    let last = blocks + after_blocks;
-    let mut calls = vec![Flops::default(); 1 + last];
-    for parameter in parameters {
-        let number = |path: &str| parameter.name.strip_prefix(path)?.split('.').next()?.parse::<usize>().ok();
-        let (block, module) = (number("blocks."), number("mtp."));
-        let call = block.map(|block| 1 + block).or(module.map(|k| last - depth + k)).unwrap_or(last);
-        calls[call].products += parameter.flops_per_token();
-    }
+pub(super) fn flops(family: &impl Family, shape: &DeepSeekConfig) -> Vec<Flops> {
+    let mut calls = product_flops(family);
+    let (blocks, last) = (shape.num_hidden_layers, calls.len() - 1);
     let widths = shape.qk_nope_head_dim + shape.qk_rope_head_dim + shape.v_head_dim;
     let attention = 6.0 * (shape.num_attention_heads * widths) as f64;
-    (1..=blocks).chain(last - depth..last).for_each(|call| calls[call].attention = attention);
+    (1..=blocks).chain(last - shape.mtp_depth..last).for_each(|call| calls[call].attention = attention);
     calls
 }
 

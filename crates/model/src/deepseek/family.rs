@@ -176,8 +176,16 @@ impl Family for DeepSeekFamily<'_> {
         }
     }
 
+    /// Those of multi-token prediction module K belong to its call, the blocks to theirs, and others to the last.
+    fn call_of(&self, parameter: &ParameterSpec) -> usize {
+        let number = |path: &str| parameter.name.strip_prefix(path)?.split('.').next()?.parse::<usize>().ok();
+        let last = self.blocks() + self.calls_after_blocks();
+        let module = || number("mtp.").map(|module| last - self.shape.mtp_depth + module);
+        number("blocks.").map(|block| 1 + block).or_else(module).unwrap_or(last)
+    }
+
     fn flops(&self) -> Vec<Flops> {
-        cost::flops(self.shape, &self.parameters(), self.calls_after_blocks())
+        cost::flops(self, self.shape)
     }
 
     fn memory(&self, workload: &Workload) -> Vec<CallBytes> {

@@ -6,20 +6,15 @@
 //! ```
 
 use crate::cost::received::RowBytes;
-use crate::cost::{Flops, Workload};
-use crate::{Gpt2Config, ParameterSpec};
+use crate::cost::{Flops, Workload, product_flops};
+use crate::{Family, Gpt2Config};
 use fsdp::{CallBytes, CallTraffic};
 
-/// The embedding, every block, the head.
-pub(super) fn flops(shape: &Gpt2Config, parameters: &[ParameterSpec]) -> Vec<Flops> {
-    let products = |path: &str| {
-        let of_call = parameters.iter().filter(|parameter| parameter.name.starts_with(path));
-        of_call.map(ParameterSpec::flops_per_token).sum()
-    };
-    // A block's query and value are as wide as the model. All blocks have the same cost.
-    let block = Flops { products: products("blocks.0."), attention: 6.0 * (2 * shape.n_embd) as f64 };
-    let head = Flops { products: products("ends."), attention: 0.0 };
-    std::iter::once(Flops::default()).chain(vec![block; shape.n_layer]).chain([head]).collect()
+/// The embedding, every block, the head. A block's query and value are as wide as the model.
+pub(super) fn flops(family: &impl Family, shape: &Gpt2Config) -> Vec<Flops> {
+    let mut calls = product_flops(family);
+    calls[1..=shape.n_layer].iter_mut().for_each(|call| call.attention = 6.0 * (2 * shape.n_embd) as f64);
+    calls
 }
 
 pub(super) fn memory(shape: &Gpt2Config, work: &Workload) -> Vec<CallBytes> {

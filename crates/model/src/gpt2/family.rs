@@ -111,7 +111,7 @@ impl Family for Gpt2Family<'_> {
     }
 
     fn flops(&self) -> Vec<Flops> {
-        cost::flops(self.shape, &self.parameters())
+        cost::flops(self, self.shape)
     }
 
     fn memory(&self, workload: &Workload) -> Vec<CallBytes> {

@@ -14,16 +14,15 @@
 
 use crate::cost::received::RowBytes;
 use crate::cost::{Flops, Workload, product_flops};
-use crate::{LlamaConfig, ParameterSpec};
+use crate::{Family, LlamaConfig};
 use fsdp::{CallBytes, CallTraffic};
 use moe::MoeConfig;
 
 /// The embedding, every block, and the calls after them.
-pub(super) fn flops(shape: &LlamaConfig, parameters: &[ParameterSpec]) -> Vec<Flops> {
-    let blocks = shape.num_hidden_layers;
-    let mut calls = product_flops(blocks, if shape.tie_word_embeddings { 2 } else { 1 }, parameters);
+pub(super) fn flops(family: &impl Family, shape: &LlamaConfig) -> Vec<Flops> {
+    let mut calls = product_flops(family);
     let attention = 6.0 * (shape.num_attention_heads * 2 * shape.head_dim()) as f64;
-    calls[1..=blocks].iter_mut().for_each(|call| call.attention = attention);
+    calls[1..=shape.num_hidden_layers].iter_mut().for_each(|call| call.attention = attention);
     calls
 }
 

@@ -191,7 +191,7 @@ impl Family for LlamaFamily<'_> {
     }
 
     fn flops(&self) -> Vec<Flops> {
-        cost::flops(self.shape, &self.parameters())
+        cost::flops(self, self.shape)
     }
 
     fn memory(&self, workload: &Workload) -> Vec<CallBytes> {

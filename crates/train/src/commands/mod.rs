@@ -10,6 +10,7 @@ pub mod import;
 pub mod inspect;
 pub mod logits;
 pub mod man;
+pub mod plan;
 pub mod prepare;
 pub mod presets;
 pub mod report;

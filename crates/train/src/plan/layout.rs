@@ -35,15 +35,10 @@ struct Row {
 impl LayoutTable {
     /// Computes the table, assuming full micro-batches and balanced experts. It is empty for one rank.
     pub fn new(config: &Config) -> Self {
-        let parallel = &config.parallel;
-        let ranks: Vec<usize> = match parallel.strategy {
-            Strategy::Block => (0..parallel.gpus).collect(),
-            // Ranks of a stage differ only by parts that do not divide evenly; the last one has the largest.
-            _ => (1..=parallel.pp).map(|stage| stage * (parallel.gpus / parallel.pp) - 1).collect(),
-        };
         let (mut rows, mut all) = (vec![], vec![]);
-        for shares in ranks.into_iter().map(|rank| shares(config, rank)) {
-            let mut sum = Row { over: "all".into(), ranks: parallel.gpus, at_rest: 0, received: BTreeMap::new() };
+        for shares in different_ranks(config).into_iter().map(|rank| shares(config, rank)) {
+            let mut sum =
+                Row { over: "all".into(), ranks: config.parallel.gpus, at_rest: 0, received: BTreeMap::new() };
             for Share { axes, ranks, at_rest, received } in shares {
                 sum.combine(at_rest, &received, |sum, bytes| sum + bytes);
                 most(&mut rows, Row { over: axes, ranks, at_rest, received });
@@ -59,6 +54,16 @@ impl LayoutTable {
     /// Whether there is only one rank.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+/// A rank of each stage; under `block`, every rank.
+pub(crate) fn different_ranks(config: &Config) -> Vec<usize> {
+    let parallel = &config.parallel;
+    match parallel.strategy {
+        Strategy::Block => (0..parallel.gpus).collect(),
+        // Ranks of a stage differ only by parts that do not divide evenly; the last one has the largest.
+        _ => (1..=parallel.pp).map(|stage| stage * (parallel.gpus / parallel.pp) - 1).collect(),
     }
 }
 

@@ -25,6 +25,7 @@ use crate::program;
 use advice::Patient;
 use available::Available;
 pub(crate) use estimate::Estimate;
+pub(crate) use need::forecast;
 use need::{Machine, Need, Pool};
 use rows::Row;
 

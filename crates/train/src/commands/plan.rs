@@ -1,0 +1,126 @@
+//! `train plan`: how long a step takes on a cluster, and whether it fits.
+
+use super::train::TrainArgs;
+use crate::config::Config;
+use crate::error::TrainError;
+use crate::format::{bytes, human};
+use crate::plan::step_plan::StepPlan;
+use crate::terminal::say;
+use crate::training::set_vocabulary;
+use clap::Args;
+use plan::{Cluster, PlanError};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Estimate what a step takes on a cluster that need not exist: memory, time, and what it waits for
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    train: TrainArgs,
+    /// A cluster: a100-40, a100-80, h100-sxm, h200, h800, b200, cpu (two cores), or a YAML file
+    #[arg(long, value_name = "NAME|FILE", default_value = "h100-sxm")]
+    cluster: String,
+    /// Write the time line of a rank of each stage in Chrome's trace format, which ui.perfetto.dev opens
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Draw the same time line as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Print the figures as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanCommandError {
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(
+        "the run has {gpus} ranks, and cluster {cluster} has {devices} devices ({nodes} nodes of {of_node}): lower --gpus, or give more nodes in a file of your own"
+    )]
+    TooSmall { gpus: usize, cluster: String, devices: usize, nodes: usize, of_node: usize },
+    #[error("{}: {source}", path.display())]
+    Write { path: PathBuf, source: std::io::Error },
+}
+
+pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
+    let cluster = Cluster::named(&args.cluster)?;
+    let mut config = args.train.shown()?;
+    // The byte tokenizer's vocabulary is known without a corpus.
+    set_vocabulary(&mut config, Some(data::Tokenizer::byte().vocab_size()))?;
+    on_cluster(&mut config, &cluster);
+    let gpus = config.parallel.gpus;
+    if gpus > cluster.devices() {
+        let (devices, nodes, of_node) = (cluster.devices(), cluster.nodes, cluster.devices_per_node);
+        return Err(PlanCommandError::TooSmall { gpus, cluster: cluster.name, devices, nodes, of_node });
+    }
+    let plan = StepPlan::new(&config, &cluster)?;
+    if let Some(path) = &args.trace {
+        write(path, &plan.timeline.chrome_trace().to_string())?;
+    }
+    if let Some(path) = &args.svg {
+        write(path, &plan.timeline.svg())?;
+    }
+    if args.json {
+        say(&serde_json::to_string_pretty(&plan.figures).expect("figures are plain data"));
+    } else {
+        say(&text(&config, &cluster, &plan));
+    }
+    Ok(())
+}
+
+/// Gives a run the devices of a cluster.
+fn on_cluster(config: &mut Config, cluster: &Cluster) {
+    let kind = if cluster.device.shared { "cpu" } else { "cuda" };
+    config.train.device = kind.into();
+    config.parallel.precision.choose(kind);
+}
+
+fn write(path: &Path, text: &str) -> Result<(), PlanCommandError> {
+    fs::write(path, text).map_err(|source| PlanCommandError::Write { path: path.into(), source })
+}
+
+fn text(config: &Config, cluster: &Cluster, plan: &StepPlan) -> String {
+    let figures = &plan.figures;
+    let gpus = config.parallel.gpus;
+    let nodes = gpus.div_ceil(cluster.devices_per_node);
+    let mut text = format!(
+        "{}: {} parameters, on {gpus} of {} ({nodes} {} of {})\n",
+        config.describe_model(),
+        human(config.parameter_count()),
+        cluster.name,
+        if nodes == 1 { "node" } else { "nodes" },
+        cluster.devices_per_node,
+    );
+    let line = |name: &str, seconds: f64| {
+        format!("  {name:<26}{:>10.2} ms{:>7.1}%\n", 1e3 * seconds, 100.0 * seconds / figures.time.step)
+    };
+    text += &format!(
+        "\nstep{:>34.2} ms   {} tokens, {:.0} tokens/s, {:.0} per device{}\n",
+        1e3 * figures.time.step,
+        human(figures.tokens_per_step),
+        figures.tokens_per_second,
+        figures.tokens_per_second / gpus as f64,
+        format!(", {:.1}% MFU", 100.0 * figures.mfu),
+    );
+    text += &line("computation", figures.time.compute);
+    for (axes, seconds) in &figures.time.exposed {
+        text += &line(&format!("waiting for {axes}"), *seconds);
+    }
+    text += &line("waiting for stages", figures.time.bubble);
+    text += &format!(
+        "\nmemory of the fullest device: {} of {}\n",
+        bytes(figures.memory.most),
+        bytes(cluster.device.memory as usize)
+    );
+    for (name, count) in &figures.memory.rows {
+        text += &format!("  {name:<26}{:>13}\n", bytes(*count));
+    }
+    if !figures.memory.fits {
+        text += "  This does not fit.\n";
+    }
+    text
+}
