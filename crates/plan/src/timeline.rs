@@ -52,6 +52,22 @@ pub struct Summary {
     pub exposed: Vec<(String, f64)>,
 }
 
+impl Summary {
+    /// Returns a step that is longer than this one by `times` the difference from a shorter one.
+    pub fn extended(&self, shorter: &Self, times: f64) -> Self {
+        let extend = |now: f64, before: f64| now + times * (now - before);
+        let before =
+            |axes: &str| shorter.exposed.iter().find(|(name, _)| name == axes).map_or(0.0, |(_, seconds)| *seconds);
+        let exposed = self.exposed.iter().map(|(axes, now)| (axes.clone(), extend(*now, before(axes)).max(0.0)));
+        Self {
+            step: extend(self.step, shorter.step),
+            compute: extend(self.compute, shorter.compute),
+            bubble: extend(self.bubble, shorter.bubble).max(0.0),
+            exposed: exposed.collect(),
+        }
+    }
+}
+
 impl Timeline {
     /// A timeline of ranks: their numbers, their stages, and how many each stands for.
     pub(crate) fn new(ranks: Vec<(usize, usize, usize)>) -> Self {

@@ -4,6 +4,7 @@ use super::train::TrainArgs;
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::format::{bytes, human};
+use crate::plan::search::search;
 use crate::plan::step_plan::StepPlan;
 use crate::terminal::say;
 use crate::training::set_vocabulary;
@@ -20,6 +21,10 @@ pub struct PlanArgs {
     /// A cluster: a100-40, a100-80, h100-sxm, h200, h800, b200, cpu (two cores), or a YAML file
     #[arg(long, value_name = "NAME|FILE", default_value = "h100-sxm")]
     cluster: String,
+    /// Search for the fastest layouts of --gpus ranks: stages, schedule, tensor and expert parallelism, strategy,
+    /// micro-batch, recomputation
+    #[arg(long, conflicts_with_all = ["trace", "svg"])]
+    find: bool,
     /// Write the time line of a rank of each stage in Chrome's trace format, which ui.perfetto.dev opens
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -42,6 +47,10 @@ pub enum PlanCommandError {
         "the run has {gpus} ranks, and cluster {cluster} has {devices} devices ({nodes} nodes of {of_node}): lower --gpus, or give more nodes in a file of your own"
     )]
     TooSmall { gpus: usize, cluster: String, devices: usize, nodes: usize, of_node: usize },
+    #[error(
+        "none of {valid} valid layouts fits: give more --gpus, devices with more memory, or a larger --batch-size for more ways to share it"
+    )]
+    Nothing { valid: usize },
     #[error("{}: {source}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
 }
@@ -56,6 +65,14 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
     if gpus > cluster.devices() {
         let (devices, nodes, of_node) = (cluster.devices(), cluster.nodes, cluster.devices_per_node);
         return Err(PlanCommandError::TooSmall { gpus, cluster: cluster.name, devices, nodes, of_node });
+    }
+    if args.find {
+        let found = search(&config, &cluster)?;
+        if found.best.is_empty() {
+            return Err(PlanCommandError::Nothing { valid: found.valid });
+        }
+        say(&if args.json { found.json(&cluster) } else { found.text(&config, &cluster) });
+        return Ok(());
     }
     let plan = StepPlan::new(&config, &cluster)?;
     if let Some(path) = &args.trace {

@@ -4,6 +4,7 @@ pub(crate) mod layout;
 pub(crate) mod memory_check;
 #[cfg(test)]
 mod published;
+pub(crate) mod search;
 pub(crate) mod step_plan;
 pub(crate) mod step_time;
 pub(crate) mod units;

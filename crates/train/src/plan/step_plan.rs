@@ -30,6 +30,26 @@ pub(crate) struct Figures {
     pub memory: DeviceMemory,
 }
 
+/// The speed of a run.
+pub(crate) struct Rates {
+    pub tokens_per_second: f64,
+    /// See [`Figures::mfu`].
+    pub mfu: f64,
+}
+
+impl Rates {
+    /// The speed of a run whose steps take these seconds.
+    pub fn new(config: &Config, cluster: &Cluster, step: f64) -> Self {
+        let tokens_per_second = (config.train.global_batch_size * config.train.seq_len) as f64 / step;
+        let peak = &cluster.device.peak;
+        let half = config.parallel.precision.param().dtype().size() < size_of::<f32>();
+        let devices = if cluster.device.shared { 1 } else { config.parallel.gpus };
+        let peak = devices as f64 * if half { peak.bf16 } else { peak.fp32 };
+        let flops = config.flops().per_token(config.train.seq_len as f64);
+        Self { tokens_per_second, mfu: tokens_per_second * flops / peak }
+    }
+}
+
 /// Bytes on the device that needs the most.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct DeviceMemory {
@@ -42,20 +62,10 @@ impl StepPlan {
     pub fn new(config: &Config, cluster: &Cluster) -> Result<Self, PlanError> {
         let timeline = step_time(config, cluster, Assumptions::default())?;
         let time = timeline.summary();
+        let Rates { tokens_per_second, mfu } = Rates::new(config, cluster, time.step);
         let tokens_per_step = config.train.global_batch_size * config.train.seq_len;
-        let tokens_per_second = tokens_per_step as f64 / time.step;
-        let peak = &cluster.device.peak;
-        let half = config.parallel.precision.param().dtype().size() < size_of::<f32>();
-        let devices = if cluster.device.shared { 1 } else { config.parallel.gpus };
-        let peak = devices as f64 * if half { peak.bf16 } else { peak.fp32 };
-        let flops = config.flops().per_token(config.train.seq_len as f64);
-        let figures = Figures {
-            time,
-            tokens_per_step,
-            tokens_per_second,
-            mfu: tokens_per_second * flops / peak,
-            memory: device_memory(config, cluster),
-        };
+        let memory = device_memory(config, cluster);
+        let figures = Figures { time, tokens_per_step, tokens_per_second, mfu, memory };
         Ok(Self { timeline, figures })
     }
 }

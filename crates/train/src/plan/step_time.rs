@@ -20,7 +20,7 @@ use std::collections::HashMap;
 
 /// Bytes that AdamW moves for a parameter: its gradient is read, the parameter and two moments are read and written,
 /// all in fp32.
-const OPTIMIZER_BYTES: f64 = 28.0;
+pub(crate) const OPTIMIZER_BYTES: f64 = 28.0;
 
 /// What is assumed of a run.
 #[derive(Debug, Clone, Copy, Default)]
@@ -70,6 +70,17 @@ fn tasks(config: &Config, cluster: &Cluster, rank: usize, assumptions: Assumptio
         groups: HashMap::new(),
     };
     operations.iter().map(|operation| rank.task(operation)).collect()
+}
+
+/// Returns the collective of this name; a ring of messages is one.
+pub(crate) fn collective_of(name: &str) -> Collective {
+    match name {
+        "all_gather" | "gather" => Collective::AllGather,
+        "reduce_scatter" | "scatter" => Collective::ReduceScatter,
+        "all_reduce" => Collective::AllReduce,
+        "all_to_all" => Collective::AllToAll,
+        _ => Collective::Message,
+    }
 }
 
 /// Times of a rank's operations.
@@ -126,13 +137,7 @@ impl RankTime<'_> {
             axes => (mesh.along(axes), Group::new(mesh.group(*rank, axes), cluster)),
         };
         let (axes, group) = groups.entry(transfer.axes.clone()).or_insert_with(group);
-        let collective = match transfer.collective {
-            "all_gather" | "gather" => Collective::AllGather,
-            "reduce_scatter" | "scatter" => Collective::ReduceScatter,
-            "all_reduce" => Collective::AllReduce,
-            "all_to_all" => Collective::AllToAll,
-            _ => Collective::Message,
-        };
+        let collective = collective_of(transfer.collective);
         let part = if collective == Collective::AllToAll { *sent } else { 1.0 };
         let seconds = cluster.communicate(collective, part * transfer.bytes as f64, group);
         Message { axes: axes.clone(), seconds }
