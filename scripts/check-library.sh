@@ -39,7 +39,7 @@ burn = { version = "=$(sed -n 's/^burn = { version = "=\([^"]*\)".*/\1/p' Cargo.
 END
     # With `train`, all features are those of `cargo build --package train`, and Burn is not compiled again.
     grep -E '^(schemars|serde|tempfile) = ' Cargo.toml
-    for name in checkpoint comm data fsdp fused model moe report schedule train; do
+    for name in checkpoint comm data fsdp fused model moe plan report schedule train; do
         [[ $name == train ]] && package=train || package=kiln-$name
         echo "$name = { package = \"$package\", path = \"$root/crates/$name\" }"
     done

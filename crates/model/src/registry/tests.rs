@@ -146,6 +146,13 @@ proptest! {
             let calls = 1 + family.blocks() + family.calls_after_blocks();
             let lists = [family.flops().len(), family.memory(&workload).len(), family.traffic(&workload).len()];
             prop_assert_eq!(lists, [calls; 3]);
+            // A plan's products are those of the FLOPs, a third of which belong to the forward.
+            let work = family.work(&workload);
+            prop_assert_eq!(work.len(), calls);
+            for (work, flops) in work.iter().zip(family.flops()) {
+                let (forward, expected) = (work.flops() - work.attention, flops.products / 3.0 * (2 * 16) as f64);
+                prop_assert!((forward - expected).abs() <= 1e-6 * expected, "{forward} and {expected}");
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::format::{bytes, human};
 use crate::plan::step_plan::{DeviceMemory, Rates, device_memory};
 use crate::plan::step_time::{Assumptions, OPTIMIZER_BYTES, collective_of, step_time};
 use crate::plan::workload::workload;
-use comm::{Axis, MeshShape};
+use comm::Axis;
 use fsdp::{ActivationCheckpointing, CallTraffic, Received, Strategy};
 use model::{ParameterSpec, Sharding};
 use plan::{Cluster, Collective, Group, Pass, PlanError, Summary};
@@ -184,9 +184,12 @@ impl MicroBatch {
         let mesh = config.fsdp().mesh(config.parallel.gpus).expect("the configuration is validated");
         let (calls, bytes, work) = (family.traffic(&workload), family.memory(&workload), family.work(&workload));
         let seconds = |pass| work.iter().map(|work| work.seconds(pass, &cluster.device)).sum::<f64>();
-        let exchanged = |of: fn(&CallTraffic) -> &Received| {
-            calls.iter().map(|call| seconds_of(of(call), &mesh, cluster)).sum::<f64>()
+        let groups = [Axis::Tp, Axis::Cp, Axis::Ep].map(|axis| (axis, Group::new(mesh.group(0, &[axis]), cluster)));
+        let exchange = |((axis, name), bytes): (&(Axis, &'static str), &usize)| {
+            let (_, group) = groups.iter().find(|(known, _)| known == axis).expect("calls exchange over these axes");
+            if *bytes == 0 { 0.0 } else { cluster.communicate(collective_of(name), *bytes as f64, group) }
         };
+        let exchanged = |of: fn(&CallTraffic) -> &Received| calls.iter().flat_map(of).map(exchange).sum::<f64>();
         let parts = |parameter: &ParameterSpec| match parameter.sharding {
             Sharding::Replicated => 1.0,
             Sharding::Tensor(_) => config.parallel.tp as f64,
@@ -248,15 +251,6 @@ impl Estimate {
         let bytes = 4.0 * FP32 * shard + two_units * of_stage * (element + FP32) + activations;
         Self { seconds: computed + shown.max(0.0) + stepped, bytes }
     }
-}
-
-/// The seconds of a call's own exchanges.
-fn seconds_of(received: &Received, mesh: &MeshShape, cluster: &Cluster) -> f64 {
-    let exchange = |((axis, name), bytes): (&(Axis, &'static str), &usize)| match bytes {
-        0 => 0.0,
-        bytes => cluster.communicate(collective_of(name), *bytes as f64, &Group::new(mesh.group(0, &[*axis]), cluster)),
-    };
-    received.iter().map(exchange).sum()
 }
 
 impl Found {

@@ -1,0 +1,83 @@
+//! `train plan`: figures, files, and what is refused.
+
+mod common;
+
+use common::{run, succeed};
+use serde_json::Value;
+use std::fs;
+use tempfile::tempdir;
+
+fn figures(args: &[&str]) -> Value {
+    let (json, _) = succeed(tempdir().unwrap().path(), &[&["plan", "--json"], args].concat());
+    serde_json::from_str(&json).unwrap()
+}
+
+#[track_caller]
+fn number(value: &Value, path: &str) -> f64 {
+    value.pointer(path).unwrap_or_else(|| panic!("{path} in {value}")).as_f64().unwrap()
+}
+
+/// A pipeline waits for its stages, and with more micro-batches for a smaller part of the step. More devices need less
+/// memory each.
+#[test]
+fn layouts_differ_as_they_should() {
+    let of = |gpus: &str, batch: &str, pp: &str| {
+        figures(&["--model=llama3-8b", "--gpus", gpus, "--batch-size", batch, "--set", &format!("parallel.pp={pp}")])
+    };
+    let bubble = |figures: &Value| number(figures, "/time/bubble") / number(figures, "/time/step");
+    let (few, many) = (of("8", "16", "4"), of("8", "128", "4"));
+    // (p - 1) / (m + p - 1) for equal stages: 3/11 and 3/67.
+    assert!((0.2..0.4).contains(&bubble(&few)), "{few}");
+    assert!((0.02..0.12).contains(&bubble(&many)), "{many}");
+    let memory = |gpus| number(&of(gpus, "128", "1"), "/memory/most");
+    assert!(memory("8") > 1.5 * memory("64"));
+}
+
+/// The time line is written in both formats, for a rank of each stage.
+#[test]
+fn time_lines_are_written() {
+    let folder = tempdir().unwrap();
+    let args = ["plan", "--model=gpt2", "--gpus=4", "--set=parallel.pp=2", "--cluster=cpu", "--trace=t.json", "--svg=t.svg"];
+    let (text, _) = succeed(folder.path(), &args);
+    assert!(text.contains("tokens/s") && text.contains("memory of the fullest device"), "{text}");
+    let trace: Value = serde_json::from_str(&fs::read_to_string(folder.path().join("t.json")).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let named = |name: &str| events.iter().any(|event| event["args"]["name"] == name);
+    assert!(named("rank 1, stage 0") && named("rank 3, stage 1"), "{trace}");
+    assert!(events.iter().any(|event| event["ph"] == "X" && event["name"] == "F0.0"));
+    let svg = fs::read_to_string(folder.path().join("t.svg")).unwrap();
+    assert!(svg.starts_with("<svg") && svg.contains("rank 3, stage 1"));
+}
+
+/// What the search finds is planned again with the settings that it gives, and takes as long.
+#[test]
+fn found_layouts_are_those_that_were_simulated() {
+    let args = ["--model=deepseek-7b", "--gpus=8", "--batch-size=64", "--cluster=h100-sxm"];
+    let found = figures(&[&args[..], &["--find"]].concat());
+    let best = &found["best"].as_array().unwrap()[0];
+    let settings: Vec<String> =
+        best["set"].as_object().unwrap().iter().map(|(key, value)| format!("--set={key}={}", value.to_string().trim_matches('"'))).collect();
+    let again = figures(&[&args[..], &settings.iter().map(String::as_str).collect::<Vec<_>>()].concat());
+    let (step, planned) = (number(best, "/time/step"), number(&again, "/time/step"));
+    assert!((step / planned - 1.0).abs() < 0.01, "{step} and {planned}: {best}");
+    assert_eq!(best["memory"], again["memory"]);
+}
+
+#[test]
+fn what_cannot_be_planned_is_refused() {
+    let folder = tempdir().unwrap();
+    fs::write(folder.path().join("mine.yaml"), "name: mine\nnodes: 0\n").unwrap();
+    for (args, message) in [
+        (&["--model=gpt2", "--cluster=h100"][..], "there is no cluster `h100`: give one of a100-40"),
+        (&["--model=gpt2", "--cluster=none.yaml"], "none.yaml: No such file"),
+        (&["--model=gpt2", "--cluster=mine.yaml"], "mine.yaml: missing field"),
+        (&["--model=gpt2", "--gpus=4096", "--batch-size=4096"], "the run has 4096 ranks, and cluster h100-sxm has 2048 devices"),
+        (&["--model=gpt2", "--gpus=4", "--set=parallel.pp=3"], "parallel.pp"),
+        (&["--model=deepseek-v3", "--gpus=8", "--find"], "none of"),
+        (&["--model=gpt2", "--svg=absent/t.svg"], "absent/t.svg: No such file"),
+    ] {
+        let output = run(folder.path(), &[&["plan"], args].concat());
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && stderr.contains(message), "{args:?}: {stderr}");
+    }
+}
