@@ -37,7 +37,8 @@ fn layouts_differ_as_they_should() {
 #[test]
 fn time_lines_are_written() {
     let folder = tempdir().unwrap();
-    let args = ["plan", "--model=gpt2", "--gpus=4", "--set=parallel.pp=2", "--cluster=cpu", "--trace=t.json", "--svg=t.svg"];
+    let args =
+        ["plan", "--model=gpt2", "--gpus=4", "--set=parallel.pp=2", "--cluster=cpu", "--trace=t.json", "--svg=t.svg"];
     let (text, _) = succeed(folder.path(), &args);
     assert!(text.contains("tokens/s") && text.contains("memory of the fullest device"), "{text}");
     let trace: Value = serde_json::from_str(&fs::read_to_string(folder.path().join("t.json")).unwrap()).unwrap();
@@ -55,8 +56,12 @@ fn found_layouts_are_those_that_were_simulated() {
     let args = ["--model=deepseek-7b", "--gpus=8", "--batch-size=64", "--cluster=h100-sxm"];
     let found = figures(&[&args[..], &["--find"]].concat());
     let best = &found["best"].as_array().unwrap()[0];
-    let settings: Vec<String> =
-        best["set"].as_object().unwrap().iter().map(|(key, value)| format!("--set={key}={}", value.to_string().trim_matches('"'))).collect();
+    let settings: Vec<String> = best["set"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .map(|(key, value)| format!("--set={key}={}", value.to_string().trim_matches('"')))
+        .collect();
     let again = figures(&[&args[..], &settings.iter().map(String::as_str).collect::<Vec<_>>()].concat());
     let (step, planned) = (number(best, "/time/step"), number(&again, "/time/step"));
     assert!((step / planned - 1.0).abs() < 0.01, "{step} and {planned}: {best}");
@@ -71,7 +76,10 @@ fn what_cannot_be_planned_is_refused() {
         (&["--model=gpt2", "--cluster=h100"][..], "there is no cluster `h100`: give one of a100-40"),
         (&["--model=gpt2", "--cluster=none.yaml"], "none.yaml: No such file"),
         (&["--model=gpt2", "--cluster=mine.yaml"], "mine.yaml: missing field"),
-        (&["--model=gpt2", "--gpus=4096", "--batch-size=4096"], "the run has 4096 ranks, and cluster h100-sxm has 2048 devices"),
+        (
+            &["--model=gpt2", "--gpus=4096", "--batch-size=4096"],
+            "the run has 4096 ranks, and cluster h100-sxm has 2048 devices",
+        ),
         (&["--model=gpt2", "--gpus=4", "--set=parallel.pp=3"], "parallel.pp"),
         (&["--model=deepseek-v3", "--gpus=8", "--find"], "none of"),
         (&["--model=gpt2", "--svg=absent/t.svg"], "absent/t.svg: No such file"),

@@ -116,12 +116,12 @@ fn text(config: &Config, cluster: &Cluster, plan: &StepPlan) -> String {
         format!("  {name:<26}{:>10.2} ms{:>7.1}%\n", 1e3 * seconds, 100.0 * seconds / figures.time.step)
     };
     text += &format!(
-        "\nstep{:>34.2} ms   {} tokens, {:.0} tokens/s, {:.0} per device{}\n",
+        "\nstep{:>34.2} ms   {} tokens, {:.0} tokens/s, {:.0} per device, {:.1}% MFU\n",
         1e3 * figures.time.step,
         human(figures.tokens_per_step),
         figures.tokens_per_second,
         figures.tokens_per_second / gpus as f64,
-        format!(", {:.1}% MFU", 100.0 * figures.mfu),
+        100.0 * figures.mfu,
     );
     text += &line("computation", figures.time.compute);
     for (axes, seconds) in &figures.time.exposed {
