@@ -147,8 +147,8 @@ impl Simulation<'_> {
             match &mut self.ranks[i].state {
                 State::Computes(left) => {
                     *left -= passed;
-                    // What rounding leaves of a duration is no duration.
-                    if *left <= 1e-12 {
+                    // What rounding leaves of a duration does not move the clock.
+                    if next + *left / rate <= next * (1.0 + f64::EPSILON) {
                         self.computed(i);
                     }
                 }

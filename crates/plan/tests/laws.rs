@@ -121,6 +121,20 @@ fn ranks_that_share_processors_slow_each_other_down() {
     assert!((shared - 4.0 * 8.0 * 3.0).abs() < 1e-6, "{shared}");
 }
 
+/// Durations of any size end: what rounding leaves of one must not keep the clock from moving.
+#[test]
+fn steps_of_years_and_of_nanoseconds_end() {
+    let pipeline = Pipeline::new(Schedule::OneFOneB, 4, 1, 8).unwrap();
+    for second in [1e-15, 1e-9, 1.0, 1e9, 1e15] {
+        let compute = |kind| second * if kind == Kind::Backward { 2.0 / 3.0 } else { 1.0 / 3.0 };
+        let steps = steps(&outline(4, 3, true, Prefetch::Pre), &pipeline, &compute, second / 7.0);
+        for shared in [false, true] {
+            let step = summary(&steps, shared).step;
+            assert!(step >= 24.0 * second * (1.0 - 1e-9), "{step} of {second}");
+        }
+    }
+}
+
 /// Messages that never come are an error, not an endless loop.
 #[test]
 fn ranks_that_wait_for_each_other_are_found() {

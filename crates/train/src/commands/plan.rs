@@ -1,5 +1,7 @@
 //! `train plan`: how long a step takes on a cluster, and whether it fits.
 
+mod found;
+
 use super::train::TrainArgs;
 use crate::config::Config;
 use crate::error::TrainError;
@@ -71,7 +73,7 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         if found.best.is_empty() {
             return Err(PlanCommandError::Nothing { valid: found.valid });
         }
-        say(&if args.json { found.json(&cluster) } else { found.text(&config, &cluster) });
+        say(&if args.json { found::json(&found, &cluster) } else { found::text(&found, &config, &cluster) });
         return Ok(());
     }
     let plan = StepPlan::new(&config, &cluster)?;

@@ -1,5 +1,6 @@
 //! What a run will need before it starts: units, memory and traffic.
 
+pub(crate) mod estimate;
 pub(crate) mod layout;
 pub(crate) mod memory_check;
 #[cfg(test)]
