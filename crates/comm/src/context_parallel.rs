@@ -1,6 +1,6 @@
 //! Context parallelism: the rows of a sequence that each rank holds, and how ranks exchange them.
 
-use crate::ops::move_rows;
+use crate::ops::{move_rows, reorder};
 use crate::{CommError, Communicator, FirstError, Kind, RankGroup};
 use burn::tensor::Tensor;
 use std::ops::{Deref, Range};
@@ -88,22 +88,23 @@ impl Deref for ContextParallel {
     }
 }
 
+/// Returns the rank that holds chunk `chunk` of a sequence on `n` ranks, and which of its two chunks that is.
+fn holder(chunk: usize, n: usize) -> (usize, usize) {
+    if chunk < n { (chunk, 0) } else { (2 * n - 1 - chunk, 1) }
+}
+
 /// Turns each rank's rows of `b` sequences into all rows of each sequence.
 fn gather(comm: &Communicator, x: Tensor<1>, b: usize) -> Result<Tensor<1>, CommError> {
-    let (n, len) = (comm.world_size(), x.dims()[0]);
-    let chunk = len / b / 2;
-    let of_ranks = comm.all_gather(x)?.reshape([n, b, 2, chunk]);
-    // First chunks are in rank order, second chunks in reverse rank order.
-    let first = of_ranks.clone().slice_dim(2, 0..1);
-    let second = of_ranks.slice_dim(2, 1..2).flip([0]);
-    Ok(Tensor::cat(vec![first, second], 0).reshape([2 * n, b, chunk]).swap_dims(0, 1).reshape([n * len]))
+    let n = comm.world_size();
+    let held = |sequence, (rank, half)| 2 * (rank * b + sequence) + half;
+    let order = (0..b).flat_map(|sequence| (0..2 * n).map(move |chunk| held(sequence, holder(chunk, n))));
+    Ok(reorder(comm.all_gather(x)?, order))
 }
 
 /// Turns all rows of `b` sequences into this rank's rows of their sum over the ranks.
 fn scatter(comm: &Communicator, y: Tensor<1>, b: usize) -> Result<Tensor<1>, CommError> {
-    let (n, len) = (comm.world_size(), y.dims()[0]);
-    let chunk = len / b / 2 / n;
-    let of_chunks = y.reshape([b, 2 * n, chunk]).swap_dims(0, 1).reshape([2 * n, b, 1, chunk]);
-    let (first, second) = (of_chunks.clone().slice_dim(0, 0..n), of_chunks.slice_dim(0, n..2 * n).flip([0]));
-    comm.reduce_scatter(Tensor::cat(vec![first, second], 2).reshape([len]))
+    let n = comm.world_size();
+    let pairs = (0..n).flat_map(|rank| (0..b).map(move |sequence| (rank, sequence)));
+    let order = pairs.flat_map(|(rank, sequence)| [rank, 2 * n - 1 - rank].map(|chunk| 2 * n * sequence + chunk));
+    comm.reduce_scatter(reorder(y, order))
 }

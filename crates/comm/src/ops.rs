@@ -21,7 +21,7 @@ use burn::backend::autodiff::{
 use burn::backend::{
     Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, backend_extension, tensor::FloatTensor,
 };
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor, TensorData};
 use std::fmt;
 use std::sync::Arc;
 
@@ -160,6 +160,15 @@ pub(crate) fn move_rows(
     let y = run(&first_error, flat(x_bsd.clone().inner()), b * t * d, |x| forward(&comm, x, b));
     let back = move |d_y| run(&first_error, d_y, b * s * d, |d_y| backward(&comm, d_y, b));
     with_gradient(x_bsd, y.reshape([b, t, d]), back)
+}
+
+/// Reorders the rows of a flat tensor, which have equal lengths: row `order[i]` becomes row `i`. A permutation of
+/// dimensions does the same, but Flex copies some permuted tensors element by element.
+pub(crate) fn reorder(x: Tensor<1>, order: impl Iterator<Item = usize>) -> Tensor<1> {
+    let order: Vec<i32> = order.map(|row| row as i32).collect();
+    let (len, rows) = (x.dims()[0], order.len());
+    let order = Tensor::<1, Int>::from_data(TensorData::new(order, [rows]), &x.device());
+    x.reshape([rows, len / rows]).select(0, order).reshape([len])
 }
 
 /// Sums a tensor, and its gradients in the backward, over the ranks, on each of them. Either sum is zeros if it fails.

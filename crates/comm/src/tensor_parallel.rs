@@ -1,6 +1,6 @@
 //! Tensor and sequence parallelism: the collectives around layers whose heads or columns are split over ranks.
 
-use crate::ops::{flat, move_rows, run};
+use crate::ops::{flat, move_rows, reorder, run};
 use crate::{CommError, Communicator, FirstError, RankGroup};
 use burn::tensor::Tensor;
 use std::ops::{Deref, Range};
@@ -156,12 +156,16 @@ pub fn part(n: usize, rank: usize, ranks: usize) -> Range<usize> {
 
 /// Turns each rank's rows of `b` sequences into all rows of each sequence.
 fn gather(comm: &Communicator, x: Tensor<1>, b: usize) -> Result<Tensor<1>, CommError> {
-    let (n, len) = (comm.world_size(), x.dims()[0]);
-    Ok(comm.all_gather(x)?.reshape([n, b, len / b]).swap_dims(0, 1).reshape([n * len]))
+    let n = comm.world_size();
+    let of_rank = |sequence, rank| rank * b + sequence;
+    let order = (0..b).flat_map(|sequence| (0..n).map(move |rank| of_rank(sequence, rank)));
+    Ok(reorder(comm.all_gather(x)?, order))
 }
 
 /// Turns all rows of `b` sequences into this rank's rows of their sum over the ranks.
 fn scatter(comm: &Communicator, y: Tensor<1>, b: usize) -> Result<Tensor<1>, CommError> {
-    let (n, len) = (comm.world_size(), y.dims()[0]);
-    comm.reduce_scatter(y.reshape([b, n, len / b / n]).swap_dims(0, 1).reshape([len]))
+    let n = comm.world_size();
+    let of_sequence = |rank, sequence| sequence * n + rank;
+    let order = (0..n).flat_map(|rank| (0..b).map(move |sequence| of_sequence(rank, sequence)));
+    comm.reduce_scatter(reorder(y, order))
 }

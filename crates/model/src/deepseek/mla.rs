@@ -90,13 +90,13 @@ impl Mla {
         let positions: Vec<usize> = cp.chunks(t * cp.size()).into_iter().flatten().collect();
         let positions = self.rope.at(&positions, &device);
         let nope = self.config.qk_nope_head_dim;
-        let q_bhtw = q.reshape([b, t, heads, nope + rope]).swap_dims(1, 2);
-        let q_rope = fused::rope(q_bhtw.clone().slice_dim(3, nope..nope + rope), &positions);
-        let q_bhtw = Tensor::cat(vec![q_bhtw.slice_dim(3, 0..nope), q_rope], 3);
+        let q_bthw = q.reshape([b, t, heads, nope + rope]);
+        let q_rope = fused::rope(q_bthw.clone().slice_dim(3, nope..nope + rope).swap_dims(1, 2), &positions);
+        let q_bthw = Tensor::cat(vec![q_bthw.slice_dim(3, 0..nope), q_rope.swap_dims(1, 2)], 3);
         let k_rope = fused::rope(k_rope.reshape([b, 1, t, rope]), &positions).reshape([b, t, rope]);
         let keys = Keys::Latent { weight: weight.clone().inner(), heads, nope, rope };
         let ring = Ring { cp: cp.clone(), keys, scale, first_keys: batch.first_keys().cloned(), dropout: None };
-        ring.forward(q_bhtw, Tensor::cat(vec![latent.x_btd, k_rope], 2), Some(weight))
+        ring.forward(q_bthw, Tensor::cat(vec![latent.x_btd, k_rope], 2), Some(weight))
     }
 
     /// The last projection to the query, with its input.

@@ -225,10 +225,10 @@ impl Gpt2Attention {
             return Tensor::cat(vec![y, none], 1);
         }
         let dropout = dropped.map(|(p, key)| (p, key, heads.start, length));
-        let q_bhtd = qkv.clone().slice_dim(2, 0..n * head).reshape([b, t, n, head]).swap_dims(1, 2);
+        let q_bthd = qkv.clone().slice_dim(2, 0..n * head).reshape([b, t, n, head]);
         let (cp, first_keys) = (parallel.sequences.cp.clone(), first_keys.cloned());
         let ring = Ring { cp, keys: Keys::Whole { heads: n }, scale, first_keys, dropout };
-        ring.forward(q_bhtd, qkv.slice_dim(2, n * head..3 * n * head), None)
+        ring.forward(q_bthd, qkv.slice_dim(2, n * head..3 * n * head), None)
     }
 
     /// Slices the product, not the matrix: there is no gradient here, and slicing would copy the matrix for every

@@ -58,9 +58,9 @@ pub(crate) struct Ring {
 type Sum = (Tensor<4>, Tensor<3>);
 
 impl Ring {
-    /// Maps `q_bhtd` and `message_btw` of this rank's rows, and the matrix of [`Keys::Latent`], to `[b, t, heads v]`.
+    /// Maps `q_bthd` and `message_btw` of this rank's rows, and the matrix of [`Keys::Latent`], to `[b, t, heads v]`.
     pub fn forward(self, q: Tensor<4>, message: Tensor<3>, weight: Option<Tensor<2>>) -> Tensor<3> {
-        let (q_inner, m_inner) = (q.clone().inner(), message.clone().inner());
+        let (q_inner, m_inner) = (q.clone().inner().swap_dims(1, 2), message.clone().inner());
         let (y, l) = self.attend(&q_inner, &m_inner);
         let ([b, t, heads, v], dtype) = (y.dims(), q.dtype());
         let y = y.cast(dtype);
@@ -107,7 +107,7 @@ impl Ring {
         (Tensor::cat(y, 1), Tensor::cat(l, 2))
     }
 
-    /// Returns the gradients of `q`, of the message and of the matrix, flat, in f32.
+    /// Returns the gradients of `q_bthd`, of the message and of the matrix, flat, in f32.
     fn gradients(&self, [q, y, d_y]: [&Tensor<4>; 3], own: &Tensor<3>, l: &Tensor<3>) -> [Tensor<1>; 3] {
         let (shape, n) = (own.dims(), self.cp.size());
         let mut d_q: Vec<Option<Tensor<4>>> = vec![None; 2];
@@ -125,15 +125,16 @@ impl Ring {
                     let l = l.clone().slice_dim(2, queries.clone());
                     let first_keys = self.first_keys(&queries);
                     let gradients = part.backward(chunk(q, [&k, &v], &chunks), [y, d_y], l, first_keys);
-                    let [of_q, of_k, of_v] = gradients.map(|gradient| gradient.cast(DType::F32));
+                    // Kernels write gradients by position, `[b, s, heads, width]`.
+                    let [of_q, of_k, of_v] = gradients.map(|gradient| gradient.swap_dims(1, 2).cast(DType::F32));
                     for (sum, gradient) in [(&mut d_q[i], of_q), (&mut d_k[j], of_k), (&mut d_v[j], of_v)] {
                         *sum = Some(sum.take().map_or(gradient.clone(), |sum| sum + gradient));
                     }
                 }
                 let whole = |halves: Vec<Option<Tensor<4>>>, like: &Tensor<4>| {
                     let [b, heads, s, width] = like.dims();
-                    let none = || Tensor::zeros([b, heads, s / 2, width], (&like.device(), DType::F32));
-                    Tensor::cat(halves.into_iter().map(|half| half.unwrap_or_else(none)).collect(), 2)
+                    let none = || Tensor::zeros([b, s / 2, heads, width], (&like.device(), DType::F32));
+                    Tensor::cat(halves.into_iter().map(|half| half.unwrap_or_else(none)).collect(), 1)
                 };
                 let gradients = [whole(d_k, &k), whole(d_v, &v)].map(|gradient| gradient.cast(k.dtype()));
                 self.keys.back(here.clone(), gradients)
@@ -157,7 +158,7 @@ impl Ring {
         }
         let sum = d_message.expect("there is a step");
         let home = self.cp.recv_during(&[&sum], || ()).0.remove(0);
-        let d_q = Tensor::cat(d_q.into_iter().map(|half| half.expect("a query sees itself")).collect(), 2);
+        let d_q = Tensor::cat(d_q.into_iter().map(|half| half.expect("a query sees itself")).collect(), 1);
         let d_weight = d_weight.map_or_else(|| Tensor::zeros([0], &q.device()), flat);
         [flat(d_q), home, d_weight]
     }
@@ -215,19 +216,17 @@ impl Keys {
         }
     }
 
-    /// Returns the gradients of the message and, if there is one, of the matrix, in f32.
+    /// Maps the gradients of keys and values, `[b, s, heads, width]`, to those of the message and, if there is one, of
+    /// the matrix, in f32.
     fn back(&self, message: Tensor<3>, [d_k, d_v]: [Tensor<4>; 2]) -> (Tensor<3>, Option<Tensor<2>>) {
         let [b, s, width] = message.dims();
         match self {
-            Self::Whole { .. } => {
-                let both = Tensor::cat(vec![d_k, d_v], 1).swap_dims(1, 2).reshape([b, s, width]);
-                (both.cast(DType::F32), None)
-            }
+            Self::Whole { .. } => (Tensor::cat(vec![d_k, d_v], 2).reshape([b, s, width]).cast(DType::F32), None),
             Self::Latent { weight, nope, rope, .. } => {
                 let [rank, out] = weight.dims();
                 let latent = message.slice_dim(2, 0..rank).reshape([b * s, rank]);
-                let d_shared = d_k.clone().slice_dim(3, *nope..nope + rope).cast(DType::F32).sum_dim(1);
-                let d_kv = Tensor::cat(vec![d_k.slice_dim(3, 0..*nope), d_v], 3).swap_dims(1, 2).reshape([b * s, out]);
+                let d_shared = d_k.clone().slice_dim(3, *nope..nope + rope).cast(DType::F32).sum_dim(2);
+                let d_kv = Tensor::cat(vec![d_k.slice_dim(3, 0..*nope), d_v], 3).reshape([b * s, out]);
                 let d_weight = linear(latent.transpose(), d_kv.clone(), None).cast(DType::F32);
                 let d_latent = linear_transposed(d_kv, weight.clone()).reshape([b, s, rank]).cast(DType::F32);
                 (Tensor::cat(vec![d_latent, d_shared.reshape([b, s, *rope])], 2), Some(d_weight))

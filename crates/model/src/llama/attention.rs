@@ -82,11 +82,7 @@ impl LlamaAttention {
         }
         let message = Tensor::cat(vec![k, v], 2).reshape([b, t, 2 * heads[1] * self.head_dim]);
         let keys = Keys::Whole { heads: heads[1] };
-        Ring { cp: cp.clone(), keys, scale: self.scale(), first_keys, dropout: None }.forward(
-            q.swap_dims(1, 2),
-            message,
-            None,
-        )
+        Ring { cp: cp.clone(), keys, scale: self.scale(), first_keys, dropout: None }.forward(q, message, None)
     }
 
     /// [`forward`](Self::forward) of tokens that follow those in the cache, which holds rotated keys.
