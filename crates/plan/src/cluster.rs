@@ -48,9 +48,10 @@ pub struct Device {
     pub peak: Peak,
     /// The parts of these rates that programs reach.
     pub efficiency: Efficiency,
-    /// Whether all ranks of a node share one device, as threads on a CPU do.
+    /// Cores that all ranks of a node share, as threads on a CPU do; 0 if each rank has a device of its own. Rates are
+    /// those of all cores together.
     #[serde(default)]
-    pub shared: bool,
+    pub shared_cores: usize,
 }
 
 /// Floating-point operations per second of dense matrix products, by the type of the factors.
@@ -91,8 +92,6 @@ pub struct Efficiency {
     pub slowest: f64,
     /// Seconds that each operation takes at least.
     pub launch: f64,
-    /// Seconds of a step that belong to no operation: data, metrics, the host's waits.
-    pub step: f64,
 }
 
 /// A link of one device, in one direction.
@@ -137,6 +136,12 @@ impl Cluster {
         let cluster: Self = yaml_serde::from_str(text).map_err(unreadable)?;
         cluster.validate()?;
         Ok(cluster)
+    }
+
+    /// Returns the cores that this many ranks share, if they do.
+    pub fn shared_cores(&self, ranks: usize) -> Option<usize> {
+        let nodes = ranks.div_ceil(self.devices_per_node);
+        (self.device.shared_cores > 0).then(|| self.device.shared_cores.saturating_mul(nodes))
     }
 
     /// Returns the number of devices.
@@ -185,7 +190,6 @@ impl Cluster {
         let least = [
             ("device.efficiency.product_half_k", efficiency.product_half_k),
             ("device.efficiency.launch", efficiency.launch),
-            ("device.efficiency.step", efficiency.step),
             ("node_link.latency", self.node_link.latency),
             ("network.latency", self.network.latency),
         ];

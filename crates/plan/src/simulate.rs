@@ -94,11 +94,15 @@ enum Meeting {
     Norm,
 }
 
-/// Runs the ranks of a step. With `shared` processors, ranks that compute at the same time slow each other down.
+/// Runs the ranks of a step.
+///
+/// If they share `cores`, each has an equal number of threads, at least one, and the durations of tasks are those of all
+/// cores together. Of 4 ranks on 2 cores, one that computes alone takes twice as long, and four at once take 4 times as
+/// long.
 ///
 /// # Errors
 /// If ranks wait for each other.
-pub fn simulate(steps: &[Step], shared: bool) -> Result<Timeline, PlanError> {
+pub fn simulate(steps: &[Step], cores: Option<usize>) -> Result<Timeline, PlanError> {
     let rank = |step| Rank {
         step,
         next: 0,
@@ -116,10 +120,12 @@ pub fn simulate(steps: &[Step], shared: bool) -> Result<Timeline, PlanError> {
         met: HashMap::new(),
         timeline: Timeline::new(steps.iter().map(|step| (step.rank, step.stage, step.ranks)).collect()),
     };
+    let ranks: usize = steps.iter().map(|step| step.ranks).sum();
+    let threads = cores.map(|cores| (cores / ranks.max(1)).max(1) as f64 / cores as f64);
     loop {
         simulation.settle();
         let computing: f64 = simulation.computing().map(|rank| rank.step.ranks as f64).sum();
-        let rate = if shared && computing > 1.0 { 1.0 / computing } else { 1.0 };
+        let rate = threads.map_or(1.0, |threads| threads.min(1.0 / computing.max(1.0)));
         let ends = simulation.ranks.iter().filter_map(|rank| match rank.state {
             State::Computes(left) => Some(simulation.now + left / rate),
             State::Communicates(end) | State::Waits(Some(end)) => Some(end),

@@ -45,8 +45,8 @@ fn of_ticks(ticks: Ticks) -> impl Fn(Kind) -> f64 {
     }
 }
 
-fn summary(steps: &[Step], shared: bool) -> Summary {
-    simulate(steps, shared).unwrap().summary()
+fn summary(steps: &[Step], cores: Option<usize>) -> Summary {
+    simulate(steps, cores).unwrap().summary()
 }
 
 fn schedules() -> impl Strategy<Value = (Schedule, usize)> {
@@ -71,7 +71,7 @@ proptest! {
         let ticks = Ticks { forward, input, weights };
         let Some(bubble) = pipeline.bubble(ticks) else { return Ok(()) };
         let outline = outline(pipeline.chunks(), 1, false, Prefetch::None);
-        let found = summary(&steps(&outline, &pipeline, &of_ticks(ticks), 0.0), false);
+        let found = summary(&steps(&outline, &pipeline, &of_ticks(ticks), 0.0), None);
         prop_assert!((found.bubble - bubble as f64).abs() < 1e-6, "{found:?}, and the closed form is {bubble}");
     }
 
@@ -84,7 +84,7 @@ proptest! {
         let Ok(pipeline) = Pipeline::new(schedule, stages, virtual_stages, micro_batches) else { return Ok(()) };
         let outline = outline(pipeline.chunks(), 2, gathers, Prefetch::Pre);
         let ticks = Ticks { forward: 1, input: 1, weights: 1 };
-        let found = summary(&steps(&outline, &pipeline, &of_ticks(ticks), exchange), shared);
+        let found = summary(&steps(&outline, &pipeline, &of_ticks(ticks), exchange), shared.then_some(1));
         let exposed: f64 = found.exposed.iter().map(|(_, seconds)| seconds).sum();
         prop_assert!((found.step - found.compute - found.bubble - exposed).abs() < 1e-6, "{found:?}");
         let computes = (micro_batches * virtual_stages * 2 * 3) as f64;
@@ -98,16 +98,17 @@ proptest! {
 fn what_is_gathered_ahead_is_hidden() {
     let pipeline = Pipeline::new(Schedule::OneFOneB, 1, 1, 1).unwrap();
     let ticks = of_ticks(Ticks { forward: 1, input: 1, weights: 1 });
-    let of = |prefetch| summary(&steps(&outline(1, 8, true, prefetch), &pipeline, &ticks, 0.25), false);
+    let of = |prefetch| summary(&steps(&outline(1, 8, true, prefetch), &pipeline, &ticks, 0.25), None);
     let (ahead, late) = (of(Prefetch::Pre), of(Prefetch::None));
     assert!((ahead.step - (24.0 + 2.0 * 0.25)).abs() < 0.3, "{ahead:?}");
     // Without, the forward waits for eight gathers and the backward for seven or eight.
     assert!((late.step - ahead.step) > 14.0 * 0.25, "{late:?}");
 }
 
-/// Ranks that share processors take turns: a pipeline on one CPU is no faster than its work.
+/// Ranks that share cores take turns: a pipeline on one CPU is no faster than its work, and where only one of four ranks
+/// computes, it uses one of two cores.
 #[test]
-fn ranks_that_share_processors_slow_each_other_down() {
+fn ranks_that_share_cores_slow_each_other_down() {
     let pipeline = Pipeline::new(Schedule::OneFOneB, 4, 1, 8).unwrap();
     let steps = steps(
         &outline(4, 1, false, Prefetch::None),
@@ -115,10 +116,14 @@ fn ranks_that_share_processors_slow_each_other_down() {
         &of_ticks(Ticks { forward: 1, input: 1, weights: 1 }),
         0.0,
     );
-    let alone = summary(&steps, false).step;
-    let shared = summary(&steps, true).step;
-    assert!((alone - (8.0 + 3.0) * 3.0).abs() < 1e-6, "{alone}");
-    assert!((shared - 4.0 * 8.0 * 3.0).abs() < 1e-6, "{shared}");
+    let of = |cores| summary(&steps, cores).step;
+    let close = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-6, "{found}, expected {expected}");
+    close(of(None), (8.0 + 3.0) * 3.0);
+    close(of(Some(1)), 4.0 * 8.0 * 3.0);
+    // Each of four ranks has one of four cores, which computes a quarter as fast as all.
+    close(of(Some(4)), 4.0 * (8.0 + 3.0) * 3.0);
+    let busy = of(Some(2));
+    assert!(4.0 * 8.0 * 3.0 < busy && busy < 4.0 * (8.0 + 3.0) * 3.0, "{busy}");
 }
 
 /// Durations of any size end: what rounding leaves of one must not keep the clock from moving.
@@ -128,8 +133,8 @@ fn steps_of_years_and_of_nanoseconds_end() {
     for second in [1e-15, 1e-9, 1.0, 1e9, 1e15] {
         let compute = |kind| second * if kind == Kind::Backward { 2.0 / 3.0 } else { 1.0 / 3.0 };
         let steps = steps(&outline(4, 3, true, Prefetch::Pre), &pipeline, &compute, second / 7.0);
-        for shared in [false, true] {
-            let step = summary(&steps, shared).step;
+        for cores in [None, Some(1), Some(3)] {
+            let step = summary(&steps, cores).step;
             assert!(step >= 24.0 * second * (1.0 - 1e-9), "{step} of {second}");
         }
     }
@@ -141,6 +146,6 @@ fn ranks_that_wait_for_each_other_are_found() {
     let pipeline = Pipeline::new(Schedule::OneFOneB, 2, 1, 1).unwrap();
     let mut steps = steps(&outline(2, 1, false, Prefetch::None), &pipeline, &|_| 1.0, 0.0);
     steps[0].tasks.retain(|task| !matches!(task.op, Op::Send { .. }));
-    let error = simulate(&steps, false).unwrap_err().to_string();
+    let error = simulate(&steps, None).unwrap_err().to_string();
     assert_eq!(error, "deadlock: rank 0 waits at r<0.0, rank 1 waits at r>1.0");
 }

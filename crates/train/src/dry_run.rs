@@ -15,7 +15,7 @@ use crate::trainer::job::Job;
 use checkpoint::Folder;
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{env, process};
 
@@ -24,7 +24,7 @@ const CHECKPOINT_BYTES: usize = 3 * size_of::<f32>();
 /// A forward takes this fraction of a step, because the backward is twice as much work.
 const FORWARD: f64 = 1.0 / 3.0;
 
-/// The folder of a dry run's steps, removed at the end.
+/// The folder of steps that are only measured, removed at the end.
 pub(crate) struct Scratch {
     path: PathBuf,
     /// Whether this process created it.
@@ -40,7 +40,15 @@ impl Scratch {
         if let (None, Some(out), false) = (options.same_run(), &options.out, options.again) {
             RunFolder::expect_new(out)?;
         }
-        let path = Self::path(launch);
+        Self::at(launch)
+    }
+
+    /// Creates the folder, in rank 0's process.
+    ///
+    /// # Errors
+    /// If it cannot be created.
+    pub fn at(launch: &Launch) -> Result<Self, TrainError> {
+        let path = Self::place(launch);
         let is_mine = launch.has_rank_0();
         if is_mine {
             // An existing folder belongs to somebody else.
@@ -50,16 +58,21 @@ impl Scratch {
         Ok(Self { path, is_mine })
     }
 
+    /// Returns the folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The folder for this process.
-    fn path(launch: &Launch) -> PathBuf {
+    fn place(launch: &Launch) -> PathBuf {
         // Processes on several machines need a folder that all of them can see.
         let parent = if launch.processes().is_some() { PathBuf::new() } else { env::temp_dir() };
-        parent.join(format!(".kiln-dry-run-{}", process::id()))
+        parent.join(format!(".kiln-steps-{}", process::id()))
     }
 
     /// Returns a function that removes this process's folder, for a signal handler.
     pub fn remover(launch: &Launch) -> impl Fn() + Send + use<> {
-        let mine = launch.has_rank_0().then(|| Self::path(launch));
+        let mine = launch.has_rank_0().then(|| Self::place(launch));
         move || mine.iter().for_each(|path| _ = fs::remove_dir_all(path))
     }
 

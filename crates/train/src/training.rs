@@ -265,7 +265,7 @@ fn say_documents(job: &Job) {
 }
 
 /// An equal share of the CPU's cores, at least one per rank.
-fn threads_per_rank(ranks: usize) -> usize {
+pub(crate) fn threads_per_rank(ranks: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (cores / ranks).max(1)
 }

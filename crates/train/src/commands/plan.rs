@@ -2,10 +2,14 @@
 
 mod found;
 
-use super::train::TrainArgs;
+use super::train::{TrainArgs, stop_at_once};
+use crate::atomic_write::write_whole;
 use crate::config::Config;
+use crate::dry_run::Scratch;
 use crate::error::TrainError;
 use crate::format::{bytes, human};
+use crate::host::launch::Launch;
+use crate::plan::measure::measure;
 use crate::plan::search::search;
 use crate::plan::step_plan::StepPlan;
 use crate::terminal::say;
@@ -27,6 +31,9 @@ pub struct PlanArgs {
     /// micro-batch, recomputation
     #[arg(long, conflicts_with_all = ["trace", "svg"])]
     find: bool,
+    /// Measure the devices of this machine (choose with --device) for less than a minute, and write them as a cluster
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["find", "trace", "svg", "json", "cluster"])]
+    measure: Option<PathBuf>,
     /// Write the time line of a rank of each stage in Chrome's trace format, which ui.perfetto.dev opens
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -53,11 +60,16 @@ pub enum PlanCommandError {
         "none of {valid} valid layouts fits: give more --gpus, devices with more memory, or a larger --batch-size for more ways to share it"
     )]
     Nothing { valid: usize },
+    #[error("{} exists and is no cluster: give another file for what is measured", path.display())]
+    NoCluster { path: PathBuf },
     #[error("{}: {source}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
 }
 
 pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
+    if let Some(path) = &args.measure {
+        return measured(args.train.device(), path);
+    }
     let cluster = Cluster::named(&args.cluster)?;
     let mut config = args.train.shown()?;
     // The byte tokenizer's vocabulary is known without a corpus.
@@ -91,9 +103,24 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
     Ok(())
 }
 
+/// Measures this machine and writes it to a file, which may hold what was measured before.
+fn measured(device: &str, path: &Path) -> Result<(), PlanCommandError> {
+    if path.exists() && !fs::read_to_string(path).is_ok_and(|text| Cluster::parse("", &text).is_ok()) {
+        return Err(PlanCommandError::NoCluster { path: path.into() });
+    }
+    let launch = Launch::threads();
+    stop_at_once(Scratch::remover(&launch));
+    let cluster = measure(device, &Scratch::at(&launch)?)?;
+    let text = yaml_serde::to_string(&cluster).expect("a cluster is plain data");
+    write_whole(path, |path| fs::write(path, &text))
+        .map_err(|source| PlanCommandError::Write { path: path.into(), source })?;
+    say(&format!("wrote {}: use it with --cluster {}", path.display(), path.display()));
+    Ok(())
+}
+
 /// Gives a run the devices of a cluster.
 fn on_cluster(config: &mut Config, cluster: &Cluster) {
-    let kind = if cluster.device.shared { "cpu" } else { "cuda" };
+    let kind = if cluster.device.shared_cores > 0 { "cpu" } else { "cuda" };
     config.train.device = kind.into();
     config.parallel.precision.choose(kind);
 }

@@ -160,7 +160,7 @@ fn stop_after_a_step() -> Arc<AtomicBool> {
 }
 
 /// Installs a handler: a signal ends the process after `clean`, because nothing is kept and a step may take minutes.
-fn stop_at_once(clean: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
+pub(super) fn stop_at_once(clean: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
     let keep_ignored = ignored_hangup();
     let set = ctrlc::set_handler(move || {
         clean();
@@ -319,6 +319,11 @@ impl TrainArgs {
             optim.min_lr = min_lr.parse().expect("a float is written as one");
         }
         optim.lr = lr;
+    }
+
+    /// The device to use, as in `--device`.
+    pub fn device(&self) -> &str {
+        self.device.as_deref().unwrap_or("auto")
     }
 
     /// The configuration to show; the defaults if there are no arguments.

@@ -1,7 +1,8 @@
-//! What a run will need before it starts: units, memory and traffic.
+//! What a run will need before it starts: units, memory, traffic and time.
 
 pub(crate) mod estimate;
 pub(crate) mod layout;
+pub(crate) mod measure;
 pub(crate) mod memory_check;
 #[cfg(test)]
 mod published;

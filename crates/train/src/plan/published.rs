@@ -28,7 +28,7 @@ fn llm_c(cluster: &mut Cluster) {
 /// nanoGPT with torch.compile of February 2023: FlashAttention 1, a vocabulary that is not padded.
 fn nano_gpt(cluster: &mut Cluster) {
     let of = &mut cluster.device.efficiency;
-    (of.attention_forward, of.attention_backward, of.unaligned, of.passes, of.step) = (0.32, 0.26, 0.25, 5.0, 6e-3);
+    (of.attention_forward, of.attention_backward, of.unaligned, of.passes) = (0.32, 0.26, 0.25, 5.0);
 }
 
 /// torchtitan on H100 with 500 W and 2.4 TB/s: FlashAttention 2, every second product recomputed, a loss in fp32 that is
@@ -37,8 +37,7 @@ fn torchtitan(cluster: &mut Cluster) {
     cluster.device.memory_bandwidth = 2.4e12;
     let of = &mut cluster.device.efficiency;
     (of.product, of.attention_forward, of.attention_backward) = (0.58, 0.29, 0.24);
-    (of.logits, of.recomputed, of.step) = (38.0, 0.3, 0.13);
-    of.passes = 17.0;
+    (of.logits, of.recomputed, of.passes) = (38.0, 0.3, 17.0);
 }
 
 fn torchtitan_compiled(cluster: &mut Cluster) {

@@ -43,7 +43,8 @@ impl Rates {
         let tokens_per_second = (config.train.global_batch_size * config.train.seq_len) as f64 / step;
         let peak = &cluster.device.peak;
         let half = config.parallel.precision.param().dtype().size() < size_of::<f32>();
-        let devices = if cluster.device.shared { 1 } else { config.parallel.gpus };
+        let gpus = config.parallel.gpus;
+        let devices = if cluster.device.shared_cores > 0 { gpus.div_ceil(cluster.devices_per_node) } else { gpus };
         let peak = devices as f64 * if half { peak.bf16 } else { peak.fp32 };
         let flops = config.flops().per_token(config.train.seq_len as f64);
         Self { tokens_per_second, mfu: tokens_per_second * flops / peak }

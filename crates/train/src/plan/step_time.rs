@@ -42,7 +42,7 @@ pub(crate) fn step_time(config: &Config, cluster: &Cluster, assumptions: Assumpt
         .into_iter()
         .map(|rank| Step { stage: rank / of_stage, rank, ranks, tasks: tasks(config, cluster, rank, assumptions) })
         .collect();
-    simulate(&steps, cluster.device.shared)
+    simulate(&steps, cluster.shared_cores(config.parallel.gpus))
 }
 
 fn tasks(config: &Config, cluster: &Cluster, rank: usize, assumptions: Assumptions) -> Vec<Task> {

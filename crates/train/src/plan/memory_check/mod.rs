@@ -9,7 +9,7 @@
 //! measurements.
 
 mod advice;
-mod available;
+pub(crate) mod available;
 mod estimate;
 mod need;
 mod rows;
