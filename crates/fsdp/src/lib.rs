@@ -94,7 +94,7 @@ pub use api::error::FsdpError;
 pub use api::optimizers::{AnyOptimizer, Elementwise, Optimizers};
 pub use api::precision::{FloatType, Precision};
 pub use api::units::{UnitId, Units};
-pub use exec::executor::StageTimes;
+pub use exec::executor::{StageTimes, TimedOp};
 pub use exec::fsdp::{Backward, BeforeStep, Fsdp, NonFinite, StepReport, Unloaded};
 pub use exec::vjp::vjp_seed;
 pub use forecast::traffic::{CallTraffic, Operation, Received, Share, SharesRun, Transfer};

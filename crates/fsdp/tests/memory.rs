@@ -156,10 +156,15 @@ fn memory_is_what_the_allocator_says() {
         let (memories, grown) = train(&config, ranks);
         for (rank, memory) in memories.iter().enumerate() {
             let calls = [CallBytes::default(); LAYERS];
-            let run =
-                ForecastRun { world_size: ranks, rank, micro_batches: MICRO_BATCHES, calls: &calls, on_cpu: true };
+            let run = ForecastRun {
+                world_size: ranks,
+                ranks: &[rank],
+                micro_batches: MICRO_BATCHES,
+                calls: &calls,
+                on_cpu: true,
+            };
             let units = if ep > 1 { units_with_experts() } else { units() };
-            let forecast = units.forecast(&config, run).unwrap().memory;
+            let forecast = units.forecast(&config, run).unwrap()[0].memory;
             assert_eq!(forecast.now, memory.now, "{strategy:?} on {ranks}, {stages} stages, ep {ep}");
             // The end of a gather or a reduction depends on timing; the forecast assumes that each ends late.
             for category in [Category::Parameters, Category::Gradients, Category::Gathered] {

@@ -1,6 +1,6 @@
 //! A cluster: its devices, nodes and links, with the rates that they reach.
 
-use crate::PlanError;
+use crate::{PlanError, SharedCores};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::Path;
@@ -24,8 +24,9 @@ pub struct Cluster {
     pub name: String,
     /// Where the figures come from.
     pub source: String,
-    /// Most nodes that a plan may use.
-    pub nodes: usize,
+    /// Number of nodes; absent for as many as a plan needs.
+    #[serde(default)]
+    pub nodes: Option<usize>,
     /// Devices of a node.
     pub devices_per_node: usize,
     /// A device.
@@ -48,17 +49,17 @@ pub struct Device {
     pub peak: Peak,
     /// The parts of these rates that programs reach.
     pub efficiency: Efficiency,
-    /// Cores that all ranks of a node share, as threads on a CPU do; 0 if each rank has a device of its own. Rates are
-    /// those of all cores together.
+    /// Cores of a node's CPU, which all ranks of the node share; 0 for GPUs, of which each rank has one. Rates are those
+    /// of all cores together.
     #[serde(default)]
-    pub shared_cores: usize,
+    pub cpu_cores: usize,
 }
 
 /// Floating-point operations per second of dense matrix products, by the type of the factors.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Peak {
-    /// fp32, or tf32 where a device computes fp32 so.
+    /// fp32, with fp32's precision: not TF32.
     pub fp32: f64,
     /// bf16 and fp16.
     pub bf16: f64,
@@ -73,7 +74,7 @@ pub struct Efficiency {
     /// The contracted dimension of a product that reaches half of that.
     pub product_half_k: f64,
     /// Part of it that products of many experts reach.
-    pub grouped: f64,
+    pub grouped_product: f64,
     /// Part of the peak that attention reaches, counting only visible keys.
     pub attention_forward: f64,
     /// The same for its backward, whose FLOPs count twice the forward's.
@@ -83,13 +84,13 @@ pub struct Efficiency {
     /// Part of it that products reach whose columns are no multiple of 8, in 16 bits; 1 if they are padded.
     pub unaligned: f64,
     /// Bytes that elementwise operations of a forward and a backward move for each byte that is kept between them.
-    pub passes: f64,
+    pub elementwise_traffic: f64,
     /// Bytes that the loss moves for each logit, forward and backward.
-    pub logits: f64,
+    pub logit_traffic: f64,
     /// Part of a block that a recomputation repeats.
     pub recomputed: f64,
     /// Speed of the slowest device of a run, as a part of the usual one; all others wait for it.
-    pub slowest: f64,
+    pub slowest_device: f64,
     /// Seconds that each operation takes at least.
     pub launch: f64,
 }
@@ -138,21 +139,30 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Returns the cores that this many ranks share, if they do.
-    pub fn shared_cores(&self, ranks: usize) -> Option<usize> {
-        let nodes = ranks.div_ceil(self.devices_per_node);
-        (self.device.shared_cores > 0).then(|| self.device.shared_cores.saturating_mul(nodes))
+    /// Whether ranks compute on CPUs.
+    pub fn is_cpu(&self) -> bool {
+        self.device.cpu_cores > 0
     }
 
-    /// Returns the number of devices.
-    pub fn devices(&self) -> usize {
-        self.nodes.saturating_mul(self.devices_per_node)
+    /// Returns the cores that this many ranks share, on CPUs.
+    pub fn shared_cores(&self, ranks: usize) -> Option<SharedCores> {
+        self.is_cpu().then(|| SharedCores { of_node: self.device.cpu_cores, nodes: self.nodes_of(ranks) })
+    }
+
+    /// Returns the number of nodes that this many ranks fill.
+    pub fn nodes_of(&self, ranks: usize) -> usize {
+        ranks.div_ceil(self.devices_per_node)
+    }
+
+    /// Returns the number of ranks that the cluster has room for, if it is limited.
+    pub fn ranks(&self) -> Option<usize> {
+        self.nodes.map(|nodes| nodes.saturating_mul(self.devices_per_node))
     }
 
     fn validate(&self) -> Result<(), PlanError> {
         let Device { memory, memory_bandwidth, peak, efficiency, .. } = self.device;
         let fault = |key, value, remedy| PlanError::Rate { cluster: self.name.clone(), key, value, remedy };
-        for (key, value) in [("nodes", self.nodes), ("devices_per_node", self.devices_per_node)] {
+        for (key, value) in [("nodes", self.nodes.unwrap_or(1)), ("devices_per_node", self.devices_per_node)] {
             if value == 0 {
                 return Err(fault(key, 0.0, "give at least 1"));
             }
@@ -162,40 +172,40 @@ impl Cluster {
             ("device.memory_bandwidth", memory_bandwidth),
             ("device.peak.fp32", peak.fp32),
             ("device.peak.bf16", peak.bf16),
-            ("device.efficiency.passes", efficiency.passes),
-            ("device.efficiency.logits", efficiency.logits),
             ("node_link.bandwidth", self.node_link.bandwidth),
             ("network.bandwidth", self.network.bandwidth),
         ];
         for (key, value) in rates {
-            if !(value.is_finite() && value > 0.0) {
-                return Err(fault(key, value, "give a number above 0"));
+            if !(1.0..=1e30).contains(&value) {
+                return Err(fault(key, value, "give a number of at least 1"));
             }
         }
         let parts = [
             ("device.efficiency.product", efficiency.product),
-            ("device.efficiency.grouped", efficiency.grouped),
+            ("device.efficiency.grouped_product", efficiency.grouped_product),
             ("device.efficiency.attention_forward", efficiency.attention_forward),
             ("device.efficiency.attention_backward", efficiency.attention_backward),
             ("device.efficiency.unaligned", efficiency.unaligned),
             ("device.efficiency.memory", efficiency.memory),
             ("device.efficiency.recomputed", efficiency.recomputed),
-            ("device.efficiency.slowest", efficiency.slowest),
+            ("device.efficiency.slowest_device", efficiency.slowest_device),
         ];
         for (key, value) in parts {
-            if !(value > 0.0 && value <= 1.0) {
+            if !(1e-6..=1.0).contains(&value) {
                 return Err(fault(key, value, "give a part of the rate, above 0 and at most 1"));
             }
         }
         let least = [
             ("device.efficiency.product_half_k", efficiency.product_half_k),
+            ("device.efficiency.elementwise_traffic", efficiency.elementwise_traffic),
+            ("device.efficiency.logit_traffic", efficiency.logit_traffic),
             ("device.efficiency.launch", efficiency.launch),
             ("node_link.latency", self.node_link.latency),
             ("network.latency", self.network.latency),
         ];
         for (key, value) in least {
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(fault(key, value, "give 0 or more"));
+            if !(0.0..=1e6).contains(&value) {
+                return Err(fault(key, value, "give a number from 0 to 1e6"));
             }
         }
         Ok(())

@@ -14,8 +14,8 @@ pub enum Collective {
     AllReduce,
     /// Each rank gets a part of every other's.
     AllToAll,
-    /// One rank to another.
-    Message,
+    /// From one rank to another.
+    PointToPoint,
 }
 
 /// Ranks that exchange data, and how they lie on the nodes.
@@ -23,6 +23,8 @@ pub enum Collective {
 pub struct Group {
     ranks: usize,
     nodes: usize,
+    /// Ranks on the node that has the fewest of them.
+    fewest: usize,
 }
 
 impl Group {
@@ -32,39 +34,34 @@ impl Group {
         for rank in &ranks {
             *nodes.entry(rank / cluster.devices_per_node).or_default() += 1;
         }
-        Self { ranks: ranks.len(), nodes: nodes.len() }
+        Self { ranks: ranks.len(), nodes: nodes.len(), fewest: nodes.into_values().min().unwrap_or(0) }
     }
 
     /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.ranks
     }
-
-    /// Returns the ranks of the group in a node, rounded up.
-    fn per_node(&self) -> usize {
-        self.ranks.div_ceil(self.nodes.max(1))
-    }
 }
 
 impl Cluster {
     /// Returns the seconds until a rank has received `bytes` from the others of its group.
     ///
-    /// Collectives pass around a ring that enters each node once, over the network links of all of the group's devices
-    /// there. An exchange of all with all sends to other nodes over each device's own network link, beside what stays
-    /// in the node.
+    /// Collectives pass around rings that enter each node once, over the network links of the group's devices there; the
+    /// node with the fewest of them is the slowest. An exchange of all with all sends to other nodes over each device's
+    /// own network link, beside what stays in the node.
     ///
     /// ```text
-    /// ring          hops (n - 1) within and between nodes, twice for an all-reduce
-    ///               bytes / min(node link, ranks in a node x network)
-    /// all to all    max(bytes in the node / node link, bytes to other nodes / network)
+    /// ring          n - 1 hops, nodes - 1 of them between nodes, twice for an all-reduce
+    ///               + bytes / min(node link, fewest ranks in a node x network)
+    /// all to all    a hop + max(bytes in the node / node link, bytes to other nodes / network)
     /// ```
     pub fn communicate(&self, collective: Collective, bytes: f64, group: &Group) -> f64 {
-        let Group { ranks, nodes } = *group;
+        let Group { ranks, nodes, fewest } = *group;
         if ranks < 2 {
             return 0.0;
         }
         let Self { node_link, network, .. } = self;
-        let here = group.per_node() as f64;
+        let here = fewest as f64;
         let between = nodes > 1;
         match collective {
             Collective::AllToAll => {
@@ -74,14 +71,13 @@ impl Cluster {
                 let inside = bytes * (1.0 - away) / node_link.bandwidth;
                 latency + inside.max(bytes * away / network.bandwidth)
             }
-            Collective::Message => {
+            Collective::PointToPoint => {
                 let Link { bandwidth, latency } = if between { network } else { node_link };
                 latency + bytes / bandwidth
             }
             Collective::AllGather | Collective::ReduceScatter | Collective::AllReduce => {
                 let rounds = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
-                let crossings = if between { nodes as f64 } else { 0.0 };
-                let hops = (ranks as f64 - 1.0 - crossings).max(0.0) * node_link.latency + crossings * network.latency;
+                let hops = (ranks - nodes) as f64 * node_link.latency + (nodes - 1) as f64 * network.latency;
                 let ring =
                     if between { node_link.bandwidth.min(here * network.bandwidth) } else { node_link.bandwidth };
                 rounds * hops + bytes / ring

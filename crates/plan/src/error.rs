@@ -14,6 +14,9 @@ pub enum PlanError {
     #[error("cluster {cluster}: {key} is {value}: {remedy}")]
     Rate { cluster: String, key: &'static str, value: f64, remedy: &'static str },
 
+    #[error("{op} takes {seconds:e} seconds: check the rates of the cluster")]
+    Duration { op: String, seconds: f64 },
+
     #[error("deadlock: {0}")]
     Deadlock(String),
 }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! Op, Work ──────────┐
-//! Message, Group ────┼─> Cluster: seconds ─> Task ─> simulate ─> Timeline ─> summary, Chrome trace, picture
+//! Collective, Group ─┼─> Cluster: seconds ─> Task ─> simulate ─> Timeline ─> summary, Chrome trace, picture
 //! rates of a cluster ┘
 //! ```
 //!
@@ -16,8 +16,8 @@
 //!   `product k / (k + product_half_k)` of the device's peak; attention has fractions of its own; everything else is
 //!   bound by the memory's bandwidth.
 //! * **Communication** is `latency hops + bytes / bandwidth` over the slowest link of the [`Group`].
-//! * **Ranks that share processors** (threads on one CPU) slow each other down: a rank that waits leaves its cores to the
-//!   others.
+//! * **Ranks on a CPU** are threads that share its cores: each has an equal number of them, at least one, and more ranks
+//!   than cores slow each other down ([`SharedCores`]).
 //!
 //! ```
 //! use plan::{Cluster, Group, Collective};
@@ -41,6 +41,6 @@ mod work;
 pub use cluster::{Cluster, Device, Efficiency, Link, Peak};
 pub use communication::{Collective, Group};
 pub use error::PlanError;
-pub use simulate::{Message, Step, Task, simulate};
+pub use simulate::{Exchange, RankProgram, SharedCores, Task, simulate};
 pub use timeline::{Activity, Span, Summary, Timeline};
 pub use work::{Pass, Product, Work};

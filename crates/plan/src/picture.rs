@@ -4,7 +4,7 @@ use crate::{Activity, Timeline};
 use schedule::{Kind, Op};
 use std::fmt::Write;
 
-// Pixels: the height of a rank's row and of its transfers, and the width of the time line and of its labels.
+// Pixels: the height of a rank's row and of its transfers, and the width of the timeline and of its labels.
 const ROW: f64 = 22.0;
 const TRANSFERS: f64 = 7.0;
 const WIDTH: f64 = 1200.0;

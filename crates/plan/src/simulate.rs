@@ -3,7 +3,7 @@
 //! ```text
 //! computation    | F0 | F1 |wait| B1 | B0 |        one task after another
 //! transfers       | +1 | +2 |     | reduce1 |      gathers and reductions, in order, beside it
-//! messages             s>  ──────────> r>          arrive at the other stage's rank
+//! exchanges             s>  ──────────> r>          arrive at the other stage's rank
 //! ```
 
 use crate::PlanError;
@@ -20,12 +20,12 @@ pub struct Task {
     pub compute: f64,
     /// What the rank receives. Gathers, reductions and values of other stages come beside computations; a run of a call
     /// and the optimizer's step wait for theirs.
-    pub messages: Vec<Message>,
+    pub exchanges: Vec<Exchange>,
 }
 
 /// One exchange of a task.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Message {
+pub struct Exchange {
     /// The axes of its group.
     pub axes: String,
     /// Seconds that it takes.
@@ -34,7 +34,7 @@ pub struct Message {
 
 /// The tasks of a rank, which also stands for others that do the same at the same time.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Step {
+pub struct RankProgram {
     /// Stage of the pipeline.
     pub stage: usize,
     /// The rank.
@@ -60,13 +60,13 @@ enum State {
 }
 
 struct Rank<'a> {
-    step: &'a Step,
+    step: &'a RankProgram,
     next: usize,
     state: State,
     /// When its state began.
     since: f64,
     /// Exchanges of the task that are still to come.
-    messages: usize,
+    exchanges: usize,
     /// When its transfers so far have ended.
     transfers_end: f64,
     /// When each slot has its parameters, and over which axes.
@@ -85,6 +85,9 @@ struct Simulation<'a> {
     timeline: Timeline,
 }
 
+/// Seconds of a task that cannot be meant: 30 years.
+const LONGEST: f64 = 1e9;
+
 /// Where ranks wait for each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Meeting {
@@ -94,21 +97,29 @@ enum Meeting {
     Norm,
 }
 
-/// Runs the ranks of a step.
+/// Cores that ranks share, as threads on CPUs do.
 ///
-/// If they share `cores`, each has an equal number of threads, at least one, and the durations of tasks are those of all
-/// cores together. Of 4 ranks on 2 cores, one that computes alone takes twice as long, and four at once take 4 times as
-/// long.
+/// Each rank has an equal number of threads, at least one. Durations of tasks are those of all cores of a node together:
+/// of 4 ranks on 2 cores, one that computes alone takes twice as long, and four at once take 4 times as long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedCores {
+    /// Cores of a node.
+    pub of_node: usize,
+    /// Nodes that the ranks fill.
+    pub nodes: usize,
+}
+
+/// Runs the ranks of a step; each has a processor of its own unless they share cores.
 ///
 /// # Errors
 /// If ranks wait for each other.
-pub fn simulate(steps: &[Step], cores: Option<usize>) -> Result<Timeline, PlanError> {
+pub fn simulate(steps: &[RankProgram], cores: Option<SharedCores>) -> Result<Timeline, PlanError> {
     let rank = |step| Rank {
         step,
         next: 0,
         state: State::Ready,
         since: 0.0,
-        messages: 0,
+        exchanges: 0,
         transfers_end: 0.0,
         slots: HashMap::new(),
         reduced: (0.0, 0),
@@ -121,11 +132,23 @@ pub fn simulate(steps: &[Step], cores: Option<usize>) -> Result<Timeline, PlanEr
         timeline: Timeline::new(steps.iter().map(|step| (step.rank, step.stage, step.ranks)).collect()),
     };
     let ranks: usize = steps.iter().map(|step| step.ranks).sum();
-    let threads = cores.map(|cores| (cores / ranks.max(1)).max(1) as f64 / cores as f64);
+    let seconds = |task: &Task| task.exchanges.iter().map(|exchange| exchange.seconds).sum::<f64>() + task.compute;
+    let tasks = || steps.iter().flat_map(|step| &step.tasks);
+    if let Some(task) = tasks().find(|task| !(0.0..LONGEST).contains(&seconds(task))) {
+        return Err(PlanError::Duration { op: task.op.to_string(), seconds: seconds(task) });
+    }
+    // Of a node's speed: a rank's threads, and an equal share of all nodes.
+    let rate = |computing: f64| match cores {
+        None => 1.0,
+        Some(SharedCores { of_node, nodes }) => {
+            let threads = (of_node / ranks.div_ceil(nodes).max(1)).max(1) as f64 / of_node as f64;
+            threads.min(nodes as f64 / computing.max(1.0))
+        }
+    };
     loop {
         simulation.settle();
         let computing: f64 = simulation.computing().map(|rank| rank.step.ranks as f64).sum();
-        let rate = threads.map_or(1.0, |threads| threads.min(1.0 / computing.max(1.0)));
+        let rate = rate(computing);
         let ends = simulation.ranks.iter().filter_map(|rank| match rank.state {
             State::Computes(left) => Some(simulation.now + left / rate),
             State::Communicates(end) | State::Waits(Some(end)) => Some(end),
@@ -192,7 +215,7 @@ impl Simulation<'_> {
             Op::Run { slot: Some(slot), .. } => rank.slots.get(&slot).map(|(end, axes)| (*end, Some(*axes))),
             Op::Wait { .. } => Some((rank.reduced.0, Some(rank.reduced.1))),
             Op::Recv { value, .. } => {
-                let takes: f64 = task.messages.iter().map(|message| message.seconds).sum();
+                let takes: f64 = task.exchanges.iter().map(|exchange| exchange.seconds).sum();
                 self.sent.get(&(i, value)).map(|sent| (sent + takes, None))
             }
             Op::Tie { unit, stages } => self.meet(i, Meeting::Tie(unit), stages),
@@ -226,17 +249,17 @@ impl Simulation<'_> {
     fn begin(&mut self, i: usize, task: &Task) {
         let now = self.now;
         let rank = &mut self.ranks[i];
-        (rank.state, rank.since, rank.messages) = (State::Ready, now, 0);
+        (rank.state, rank.since, rank.exchanges) = (State::Ready, now, 0);
         match task.op {
             Op::Gather { .. } | Op::Reduce { .. } | Op::Scatter { .. } => {
                 let mut end = rank.transfers_end.max(now);
                 let mut axes = 0;
-                for message in &task.messages {
-                    axes = self.timeline.axes(&message.axes);
+                for exchange in &task.exchanges {
+                    axes = self.timeline.axes(&exchange.axes);
                     let span = Span {
                         rank: i,
                         start: end,
-                        end: end + message.seconds,
+                        end: end + exchange.seconds,
                         activity: Activity::Transfer(axes),
                         op: task.op,
                     };
@@ -286,8 +309,8 @@ impl Simulation<'_> {
     fn communicate(&mut self, i: usize) {
         let rank = &mut self.ranks[i];
         rank.since = self.now;
-        rank.state = match rank.step.tasks[rank.next].messages.get(rank.messages) {
-            Some(message) => State::Communicates(self.now + message.seconds),
+        rank.state = match rank.step.tasks[rank.next].exchanges.get(rank.exchanges) {
+            Some(exchange) => State::Communicates(self.now + exchange.seconds),
             None => {
                 rank.next += 1;
                 State::Ready
@@ -299,8 +322,8 @@ impl Simulation<'_> {
     fn communicated(&mut self, i: usize) {
         let rank = &mut self.ranks[i];
         let task = &rank.step.tasks[rank.next];
-        let axes = self.timeline.axes(&task.messages[rank.messages].axes);
-        rank.messages += 1;
+        let axes = self.timeline.axes(&task.exchanges[rank.exchanges].axes);
+        rank.exchanges += 1;
         let span = Span { rank: i, start: rank.since, end: self.now, activity: Activity::Exposed(axes), op: task.op };
         self.timeline.add(span);
         self.communicate(i);

@@ -74,6 +74,22 @@ impl Timeline {
         Self { ranks, ..Self::default() }
     }
 
+    /// A timeline that was measured: the numbers of the ranks with their stages, the names that
+    /// [`Activity::Exposed`] and [`Activity::Transfer`] refer to, and the spans of all ranks, by index.
+    ///
+    /// # Panics
+    /// If a span names a rank or axes that there are not.
+    pub fn measured(ranks: Vec<(usize, usize)>, axes: Vec<String>, spans: Vec<Span>) -> Self {
+        for span in &spans {
+            let known = match span.activity {
+                Activity::Exposed(of) | Activity::Transfer(of) => of < axes.len(),
+                Activity::Compute | Activity::Bubble => true,
+            };
+            assert!(known && span.rank < ranks.len(), "a span of a rank and axes that there are");
+        }
+        Self { ranks: ranks.into_iter().map(|(rank, stage)| (rank, stage, 1)).collect(), axes, spans }
+    }
+
     /// Returns the index of a group's axes.
     pub(crate) fn axes(&mut self, axes: &str) -> usize {
         self.axes.iter().position(|known| known == axes).unwrap_or_else(|| {
@@ -98,7 +114,7 @@ impl Timeline {
         &self.axes
     }
 
-    /// Returns all spans in the order of their ends.
+    /// Returns all spans.
     pub fn spans(&self) -> &[Span] {
         &self.spans
     }
@@ -121,7 +137,13 @@ impl Timeline {
             .map(|axes| (self.axes[axes].clone(), mean(&|activity| activity == Activity::Exposed(axes))))
             .filter(|(_, seconds)| *seconds > 0.0)
             .collect();
-        let bubble = (step - compute - exposed.iter().map(|(_, seconds)| seconds).sum::<f64>()).max(0.0);
+        let last = |rank| {
+            let own =
+                self.spans.iter().filter(|span| span.rank == rank && !matches!(span.activity, Activity::Transfer(_)));
+            own.map(|span| span.end).fold(0.0, f64::max)
+        };
+        let idle: f64 = (0..self.ranks.len()).map(|rank| (step - last(rank)) * self.ranks[rank].2 as f64).sum();
+        let bubble = mean(&|activity| activity == Activity::Bubble) + idle / all;
         Summary { step, compute, bubble, exposed }
     }
 }

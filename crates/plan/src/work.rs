@@ -30,6 +30,11 @@ pub struct Work {
     pub half: bool,
     /// Number of logits.
     pub logits: f64,
+    /// Bytes that are moved besides, in the forward and in the backward: rows that ranks exchange are put in order, and
+    /// parts of attention are merged.
+    pub copied: [f64; 2],
+    /// Whether the forward also computes the gradients, as that of a loss does which does not keep its logits.
+    pub gradients_in_forward: bool,
 }
 
 /// A pass over a call.
@@ -68,32 +73,59 @@ impl Work {
 
     /// Returns the seconds of a pass on a device that computes nothing else.
     pub fn seconds(&self, pass: Pass, device: &Device) -> f64 {
+        let launch = device.efficiency.launch;
+        match pass {
+            Pass::Forward if self.gradients_in_forward => {
+                let passes = [Pass::Forward, Pass::Input, Pass::Weights];
+                passes.map(|pass| self.rooflines(pass, device)).iter().sum::<f64>() + self.launches * launch
+            }
+            // They are only scaled.
+            _ if self.gradients_in_forward => 2.0 * launch,
+            Pass::Forward | Pass::Input => self.rooflines(pass, device) + self.launches * launch,
+            Pass::Recompute => {
+                let part = device.efficiency.recomputed;
+                part * self.rooflines(Pass::Forward, device) + self.launches * launch
+            }
+            Pass::Weights => self.rooflines(pass, device) + self.products.len() as f64 * launch,
+        }
+    }
+
+    /// Returns the seconds of attention in a pass.
+    pub fn attention_seconds(&self, pass: Pass, device: &Device) -> f64 {
+        let (rates, peak) = (&device.efficiency, self.peak(device));
+        match pass {
+            Pass::Forward | Pass::Recompute => self.attention / (peak * rates.attention_forward),
+            Pass::Input => 2.0 * self.attention / (peak * rates.attention_backward),
+            Pass::Weights => 0.0,
+        }
+    }
+
+    fn peak(&self, device: &Device) -> f64 {
+        if self.half { device.peak.bf16 } else { device.peak.fp32 }
+    }
+
+    /// Returns the seconds of a pass without launches.
+    fn rooflines(&self, pass: Pass, device: &Device) -> f64 {
         let rates = &device.efficiency;
-        let peak = if self.half { device.peak.bf16 } else { device.peak.fp32 };
         let product = |product: &Product| {
             let contracted = product.contracted(pass);
             if contracted == 0.0 {
                 return 0.0;
             }
-            let grouped = if product.count > 1.0 { rates.grouped } else { 1.0 };
+            let grouped = if product.count > 1.0 { rates.grouped_product } else { 1.0 };
             let aligned = if self.half && product.columns % 8.0 != 0.0 { rates.unaligned } else { 1.0 };
             let reached = rates.product * grouped * aligned * contracted / (contracted + rates.product_half_k);
-            product.flops() / (peak * reached)
+            product.flops() / (self.peak(device) * reached)
         };
         let products = self.products.iter().map(product).sum::<f64>();
-        let attention = match pass {
-            Pass::Forward | Pass::Recompute => self.attention / (peak * rates.attention_forward),
-            Pass::Input => 2.0 * self.attention / (peak * rates.attention_backward),
+        // A forward writes what a backward reads; a backward moves about twice as much.
+        let bytes = self.kept * rates.elementwise_traffic + self.logits * rates.logit_traffic;
+        let [forward, backward] = self.copied;
+        let bytes = match pass {
+            Pass::Forward | Pass::Recompute => bytes / 3.0 + forward,
+            Pass::Input => 2.0 * bytes / 3.0 + backward,
             Pass::Weights => 0.0,
         };
-        // A forward writes what a backward reads; a backward moves about twice as much.
-        let bytes = (self.kept * rates.passes + self.logits * rates.logits) / (device.memory_bandwidth * rates.memory);
-        let (moved, launches) = match pass {
-            Pass::Forward | Pass::Recompute => (bytes / 3.0, self.launches),
-            Pass::Input => (2.0 * bytes / 3.0, self.launches),
-            Pass::Weights => (0.0, self.products.len() as f64),
-        };
-        let part = if pass == Pass::Recompute { rates.recomputed } else { 1.0 };
-        part * (products + attention + moved) + launches * rates.launch
+        products + self.attention_seconds(pass, device) + bytes / (device.memory_bandwidth * rates.memory)
     }
 }

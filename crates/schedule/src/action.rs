@@ -1,5 +1,6 @@
 //! The actions of a pipeline stage.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// A micro-batch in a chunk.
@@ -12,7 +13,7 @@ pub struct Cell {
 }
 
 /// The direction in which data moves through the model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Direction {
     /// Activations move from a chunk to the next one.
     Forward,

@@ -1,13 +1,14 @@
 //! The operations of a rank in a step.
 
 use crate::Direction;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// One operation of a rank. Units, calls, micro-batches, stages and ranks are numbers, counted from 0.
 ///
 /// Gathers and reductions are started by one operation and awaited by a later one, so that they overlap with what runs
 /// in between.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Op {
     /// Starts to gather a unit's parameters into a slot, on every rank of the stage or on rank `to` only.
     Gather {
@@ -104,7 +105,7 @@ pub enum Op {
 }
 
 /// What a run of a call computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Kind {
     /// Its output.
     Forward(Keeps),
@@ -119,7 +120,7 @@ pub enum Kind {
 }
 
 /// What a forward keeps for the backward.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Keeps {
     /// Nothing: no backward follows.
     Nothing,
@@ -132,7 +133,7 @@ pub enum Keeps {
 }
 
 /// An activation, or its gradient, named after the call that takes it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Value {
     /// [`Direction::Forward`]: the call's input. [`Direction::Backward`]: the gradient of its output.
     pub way: Direction,
@@ -143,7 +144,7 @@ pub struct Value {
 }
 
 /// The other end of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Peer {
     /// The rank of another stage with this rank's place there.
     Stage(usize),

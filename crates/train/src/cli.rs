@@ -12,6 +12,7 @@ use crate::commands::man::{self, ManArgs};
 use crate::commands::plan::{self, PlanArgs};
 use crate::commands::prepare::{self, PrepareArgs};
 use crate::commands::presets::{self, PresetsArgs};
+use crate::commands::profile::{self, ProfileArgs};
 use crate::commands::report::{self, ReportArgs};
 use crate::commands::train::{TrainArgs, launch};
 use crate::config::{add_family, has_added};
@@ -51,6 +52,7 @@ enum Command {
     Config(ConfigArgs),
     Presets(PresetsArgs),
     Plan(PlanArgs),
+    Profile(ProfileArgs),
     Prepare(PrepareArgs),
     Generate(GenerateArgs),
     Eval(EvalArgs),
@@ -145,6 +147,7 @@ impl Command {
             Self::Config(args) => config::run(&args.train.shown()?, args.json),
             Self::Presets(args) => presets::run(args)?,
             Self::Plan(args) => plan::run(args)?,
+            Self::Profile(args) => profile::run(args)?,
             Self::Prepare(args) => prepare::run(args)?,
             Self::Generate(args) => generate::run(args)?,
             Self::Eval(args) => eval::run(args)?,

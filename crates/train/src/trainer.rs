@@ -5,6 +5,7 @@ pub(crate) mod batches;
 pub(crate) mod epochs;
 pub(crate) mod job;
 mod pace;
+pub(crate) mod profile;
 pub(crate) mod recorder;
 mod reporting;
 mod sampling;
@@ -40,6 +41,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub use pace::Pace;
+use profile::StepProfile;
 
 /// A rank's part of a step.
 struct Next {
@@ -182,6 +184,8 @@ struct Trainer<'a> {
     /// The lowest validation loss; only with `train.patience`.
     lowest: Option<Lowest>,
     pace: Pace,
+    /// The steps whose operations were timed.
+    profile: Vec<StepProfile>,
 }
 
 impl<'a> Trainer<'a> {
@@ -239,6 +243,7 @@ impl<'a> Trainer<'a> {
                 .filter(|_| job.config.train.patience.is_some())
                 .and_then(|resume| resume.lowest),
             pace: Pace::default(),
+            profile: vec![],
         })
     }
 
@@ -249,12 +254,14 @@ impl<'a> Trainer<'a> {
         let started = Instant::now();
         let lr = learning_rate(optim, step, train.steps);
         let Next { micro_batches, weights, counts, waited } = self.next_batches(step)?;
+        self.begin_profile(self.pace.steps);
         let (job, loads) = (self.job, &self.loads);
         let is_time = self.is_time();
         let numbers = || [&[asked_to_stop(job), is_time][..], &loads.numbers(job.config.expert_layers())].concat();
         let mut update = |fsdp: &mut Fsdp<Batch>, sums: &[f64]| update_selection_biases(&job.config, fsdp, &sums[2..]);
         let update: Option<BeforeStep<Batch>> = if loads.follows { Some(&mut update) } else { None };
         let report = self.fsdp.train_step_with(&micro_batches, &weights, lr, numbers, update)?;
+        self.end_profile(self.pace.steps, step + 1, started)?;
         self.times = report.times;
         self.stop |= report.sums[0] > 0.0;
         self.is_due |= report.sums[1] > 0.0;

@@ -33,14 +33,14 @@ fn layouts_differ_as_they_should() {
     assert!(memory("8") > 1.5 * memory("64"));
 }
 
-/// The time line is written in both formats, for a rank of each stage.
+/// The timeline is written in both formats, for a rank of each stage.
 #[test]
-fn time_lines_are_written() {
+fn timelines_are_written() {
     let folder = tempdir().unwrap();
     let args =
         ["plan", "--model=gpt2", "--gpus=4", "--set=parallel.pp=2", "--cluster=cpu", "--trace=t.json", "--svg=t.svg"];
     let (text, _) = succeed(folder.path(), &args);
-    assert!(text.contains("tokens/s") && text.contains("memory of the fullest device"), "{text}");
+    assert!(text.contains("tokens/s") && text.contains("memory of the ranks of a node"), "{text}");
     let trace: Value = serde_json::from_str(&fs::read_to_string(folder.path().join("t.json")).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
     let named = |name: &str| events.iter().any(|event| event["args"]["name"] == name);
@@ -68,6 +68,53 @@ fn found_layouts_are_those_that_were_simulated() {
     assert_eq!(best["memory"], again["memory"]);
 }
 
+/// A run receives the bytes that are planned for it, and its timeline has the operations that are planned for each rank.
+#[test]
+fn a_run_is_compared_with_its_plan() {
+    let (folder, data) = (tempdir().unwrap(), test_kit::text_folder(300));
+    let data = format!("--data={}", data.path().join("text.txt").display());
+    let layout = ["--model=gpt2", "--gpus=4", "--set=parallel.pp=2"];
+    let few = ["--steps=5", "--quiet", "--out=run", "--set=train.sample_tokens=0", "--set=metrics.profile_steps=2"];
+    succeed(folder.path(), &[&layout[..], &few, &["--device=cpu", &data]].concat());
+    let (text, _) = succeed(folder.path(), &["plan", "--run=run", "--cluster=cpu"]);
+    for name in ["all_gather", "reduce_scatter", "recv"] {
+        let row = text
+            .lines()
+            .find(|line| line.starts_with(&format!("{name}, received")))
+            .unwrap_or_else(|| panic!("{text}"));
+        assert!(row.trim_end().ends_with("+0%"), "{row}");
+    }
+    let other = run(folder.path(), &["plan", "--run=run"]);
+    assert!(
+        String::from_utf8(other.stderr).unwrap().contains("the run computed on the CPU, and cluster h100-sxm has GPUs")
+    );
+
+    let (text, _) = succeed(folder.path(), &["profile", "run"]);
+    assert!(text.contains("step 4 of 4 ranks") && text.contains("waiting for stages"), "{text}");
+    let names = |path: &str| -> Vec<String> {
+        let trace: Value = serde_json::from_str(&fs::read_to_string(folder.path().join(path)).unwrap()).unwrap();
+        let is_run =
+            |event: &&Value| event["ph"] == "X" && event["name"].as_str().is_some_and(|name| name.contains('.'));
+        let of_rank = trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["pid"] == 1).filter(is_run);
+        of_rank.map(|event| event["name"].as_str().unwrap().rsplit(": ").next().unwrap().to_string()).collect()
+    };
+    let settings = [&["plan"], &layout[..], &["--cluster=cpu", "--trace=plan.json", &data]].concat();
+    succeed(folder.path(), &settings);
+    let runs =
+        |names: Vec<String>| -> Vec<String> { names.into_iter().filter(|name| name.starts_with(['F', 'B'])).collect() };
+    // The plan has a rank of each stage, the profile all ranks: its rank 1 is the last of stage 0.
+    let planned = fs::read_to_string(folder.path().join("plan.json")).unwrap();
+    assert!(planned.contains("rank 1, stage 0"), "{planned}");
+    let trace: Value = serde_json::from_str(&planned).unwrap();
+    let of_stage_0 =
+        trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["pid"] == 0 && event["ph"] == "X");
+    let of_stage_0 = of_stage_0.map(|event| event["name"].as_str().unwrap().to_string()).collect();
+    let (planned, measured) = (runs(of_stage_0), runs(names("run/profile/trace.json")));
+    assert!(!planned.is_empty() && planned == measured, "{planned:?}, {measured:?}");
+    let output = run(folder.path(), &["profile", "absent"]);
+    assert!(String::from_utf8(output.stderr).unwrap().contains("absent has no profile: run it with"));
+}
+
 #[test]
 fn what_cannot_be_planned_is_refused() {
     let folder = tempdir().unwrap();
@@ -77,11 +124,15 @@ fn what_cannot_be_planned_is_refused() {
         (&["--model=gpt2", "--cluster=none.yaml"], "none.yaml: No such file"),
         (&["--model=gpt2", "--cluster=mine.yaml"], "mine.yaml: missing field"),
         (
-            &["--model=gpt2", "--gpus=4096", "--batch-size=4096"],
-            "the run has 4096 ranks, and cluster h100-sxm has 2048 devices",
+            &["--model=gpt2", "--gpus=4096", "--batch-size=4096", "--cluster=cpu"],
+            "the run has 4096 ranks, and cluster cpu has room for 64",
         ),
         (&["--model=gpt2", "--gpus=4", "--set=parallel.pp=3"], "parallel.pp"),
-        (&["--model=deepseek-v3", "--gpus=8", "--find"], "none of"),
+        (&["--model=deepseek-v3", "--gpus=8", "--find"], "none of the"),
+        (&["--model=gpt2", "--out=x"], "plan starts no run: leave --out out"),
+        (&["--measure=x"], "give the file a name that ends with .yaml"),
+        (&["--measure=mine.yaml"], "mine.yaml exists and is no cluster"),
+        (&["--run=absent"], "absent/config.yaml"),
         (&["--model=gpt2", "--svg=absent/t.svg"], "absent/t.svg: No such file"),
     ] {
         let output = run(folder.path(), &[&["plan"], args].concat());

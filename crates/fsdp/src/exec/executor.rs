@@ -62,6 +62,19 @@ pub(crate) struct Rank<'a, B> {
     pub batches: &'a [B],
     /// The factors of each micro-batch's losses: its weight times the fp16 loss scale.
     pub scales: &'a [f64],
+    /// Gets the times of operations, if they are wanted.
+    pub timed: Option<&'a mut Vec<TimedOp>>,
+}
+
+/// An operation that a rank has run, and when. On a GPU, this is the time that the host took to start it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimedOp {
+    /// The operation.
+    pub op: Op,
+    /// Its start.
+    pub start: Instant,
+    /// Its end.
+    pub end: Instant,
 }
 
 /// Runs a list of operations.
@@ -116,6 +129,9 @@ impl<'a, B> Executor<'a, B> {
         for op in ops {
             let before = Instant::now();
             self.execute(*op)?;
+            if let Some(timed) = self.rank.timed.as_mut().filter(|_| !matches!(op, Op::Step { .. })) {
+                timed.push(TimedOp { op: *op, start: before, end: Instant::now() });
+            }
             if matches!(op, Op::Recv { from: Peer::Stage(_), .. } | Op::Tie { .. }) {
                 waiting += before.elapsed();
             }

@@ -17,7 +17,7 @@ use crate::api::bound::with_values;
 use crate::api::call::Call;
 use crate::api::precision::LossScaling;
 use crate::api::units::{ShapeOf, ValuesFrom};
-use crate::exec::executor::StageTimes;
+use crate::exec::executor::{StageTimes, TimedOp};
 use crate::exec::point_to_point::PointToPoint;
 use crate::exec::work::Watch;
 use crate::groups::comm_thread::CommStreams;
@@ -68,6 +68,8 @@ pub struct Fsdp<B> {
     /// Number of steps, without skipped ones.
     optimizer_steps: u64,
     watch: Option<Box<Watch>>,
+    /// The operations since [`time_operations`](Self::time_operations), with their times.
+    timed: Option<Vec<TimedOp>>,
 }
 
 /// A function that runs before a step; it gets the sums over the ranks of the caller's numbers.
@@ -185,6 +187,7 @@ impl<B: 'static> Fsdp<B> {
             loss_scale,
             optimizer_steps: 0,
             watch: None,
+            timed: None,
         })
     }
 

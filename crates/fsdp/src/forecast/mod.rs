@@ -29,13 +29,13 @@ pub struct CallBytes {
     pub backward: usize,
 }
 
-/// A rank whose memory [`Units::forecast`] computes, and its run.
+/// Ranks whose memory [`Units::forecast`] computes, and their run.
 #[derive(Debug, Clone, Copy)]
 pub struct ForecastRun<'a> {
     /// Number of ranks.
     pub world_size: usize,
-    /// The rank; ranks differ in a pipeline and under [`Strategy::Block`](crate::Strategy::Block).
-    pub rank: usize,
+    /// The ranks, which differ in a pipeline and under [`Strategy::Block`](crate::Strategy::Block).
+    pub ranks: &'a [usize],
     /// Number of micro-batches per step.
     pub micro_batches: usize,
     /// One entry for each call of the units.
@@ -62,6 +62,7 @@ pub struct Forecast {
 struct StepMemory<'a> {
     config: &'a FsdpConfig,
     run: ForecastRun<'a>,
+    rank: usize,
     units: Vec<Unit>,
     /// The unit of each call, and what the call leaves.
     calls: Vec<(usize, CallBytes)>,
@@ -79,17 +80,23 @@ struct StepMemory<'a> {
 }
 
 impl<B: 'static> Units<B> {
-    /// Forecasts the memory of a rank that has made a step, from shapes alone. Memory at rest is exact with Kiln's
-    /// AdamW; activations are those given in `run`.
+    /// Forecasts the memory of each rank of `run` that has made a step, from shapes alone. Memory at rest is exact with
+    /// Kiln's AdamW; activations are those given in `run`.
     ///
     /// # Errors
     /// Returns the errors of [`Fsdp::new`](crate::Fsdp::new) that need no values.
-    pub fn forecast(self, config: &FsdpConfig, run: ForecastRun) -> Result<Forecast, FsdpError> {
-        let shapes = Shapes::new(self, config, run.world_size, run.rank)?;
+    pub fn forecast(self, config: &FsdpConfig, run: ForecastRun) -> Result<Vec<Forecast>, FsdpError> {
+        let shapes = Shapes::of_ranks(self, config, run.world_size, run.ranks)?;
+        shapes.into_iter().map(|shapes| StepMemory::forecast(shapes, config, run)).collect()
+    }
+}
+
+impl<'a> StepMemory<'a> {
+    fn forecast(shapes: Shapes, config: &'a FsdpConfig, run: ForecastRun<'a>) -> Result<Forecast, FsdpError> {
         // Without stages, a third micro-batch takes no more memory.
         let micro_batches = if config.pipeline.stages == 1 { run.micro_batches.min(2) } else { run.micro_batches };
         let ops = shapes.lowered(config, run.on_cpu, micro_batches)?;
-        let Shapes { units, calls, model, .. } = shapes;
+        let Shapes { units, calls, model, rank, .. } = shapes;
         let call = |ShapeCall { unit, functions, .. }: ShapeCall| {
             let merged = run.calls.get(functions).unwrap_or_default();
             let bytes = CallBytes {
@@ -99,9 +106,10 @@ impl<B: 'static> Units<B> {
             };
             (unit, bytes)
         };
-        let step = StepMemory {
+        let step = Self {
             config,
             run,
+            rank,
             gradients: units.iter().map(|_| Default::default()).collect(),
             units,
             calls: calls.into_iter().map(call).collect(),
@@ -115,9 +123,7 @@ impl<B: 'static> Units<B> {
         };
         Ok(step.of(&ops, model))
     }
-}
 
-impl StepMemory<'_> {
     fn of(mut self, ops: &[Op], model: usize) -> Forecast {
         let steps = |op: &Op| if let Op::Step { unit } = op { Some(*unit) } else { None };
         let here: Vec<usize> = ops.iter().filter_map(steps).collect();
@@ -137,7 +143,7 @@ impl StepMemory<'_> {
     }
 
     fn hold_for(&mut self, op: Op) {
-        let (rank, config, on_cpu) = (self.run.rank, self.config, self.run.on_cpu);
+        let (rank, config, on_cpu) = (self.rank, self.config, self.run.on_cpu);
         match op {
             Op::Gather { unit, slot, to } => {
                 let gathered = |class: &Class| if class.gathers(config, on_cpu) { class.whole } else { 0 };

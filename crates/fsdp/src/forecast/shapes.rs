@@ -7,7 +7,7 @@ use crate::groups::plan;
 use crate::shard::modules::{ClassParams, Modules, Wrapped, wrap};
 use crate::shard::tensor_shard;
 use crate::{FsdpConfig, FsdpError, Layout, Strategy, Units};
-use comm::Axis;
+use comm::{Axis, MeshShape};
 use schedule::{Op, Place, lower};
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ pub(crate) struct Shapes {
     stages: Stages,
     /// Under `block`: the rank that computes each call.
     owners: Option<Vec<usize>>,
-    rank: usize,
+    pub rank: usize,
     /// The whole model's parameters in fp32, in bytes.
     pub model: usize,
 }
@@ -48,17 +48,27 @@ pub(crate) struct ShapeCall {
 }
 
 impl Shapes {
-    /// Computes the shapes for one rank of `world_size` ranks.
-    pub fn new<B: 'static>(
+    /// Computes the shapes for some of `world_size` ranks.
+    pub fn of_ranks<B: 'static>(
         units: Units<B>,
         config: &FsdpConfig,
         world_size: usize,
-        rank: usize,
-    ) -> Result<Self, FsdpError> {
+        ranks: &[usize],
+    ) -> Result<Vec<Self>, FsdpError> {
         config.validate(world_size)?;
         let mesh = config.mesh(world_size)?;
-        let Wrapped { units: modules, calls, calls_of_chunks, rules, .. } = wrap(units, config)?;
-        let stages = Stages::new(&config.pipeline, &calls_of_chunks, mesh.coordinate(rank, Axis::Pp))?;
+        let wrapped = wrap(units, config)?;
+        ranks.iter().map(|rank| Self::of_rank(&wrapped, config, &mesh, *rank)).collect()
+    }
+
+    fn of_rank<B: 'static>(
+        wrapped: &Wrapped<B>,
+        config: &FsdpConfig,
+        mesh: &MeshShape,
+        rank: usize,
+    ) -> Result<Self, FsdpError> {
+        let Wrapped { units: modules, calls, calls_of_chunks, rules, .. } = wrapped;
+        let stages = Stages::new(&config.pipeline, calls_of_chunks, mesh.coordinate(rank, Axis::Pp))?;
         let axes = |class| axes_of(class, config.strategy);
         let parts = |class| mesh.ranks(&axes(class)[2]);
         let size = config.precision.param.dtype().size();
@@ -83,7 +93,7 @@ impl Shapes {
                 * size_of::<f32>()
         };
         let model = modules.iter().map(in_fp32).sum();
-        let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
+        let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), mesh.world_size()));
         let mut end = 0;
         let call = |call: &crate::api::call::Call<B>| {
             end += call.functions();

@@ -40,14 +40,14 @@ pub struct CallTraffic {
 /// Bytes by axis and name of the collective.
 pub type Received = BTreeMap<(Axis, &'static str), usize>;
 
-/// A rank whose shares [`Units::shares`] computes, and its run.
+/// Ranks whose shares [`Units::shares`] computes, and their run.
 #[derive(Debug, Clone, Copy)]
 pub struct SharesRun<'a> {
     /// Number of ranks.
     pub world_size: usize,
-    /// The rank. Ranks of one stage differ by at most a column of a matrix, except under
+    /// The ranks. Those of one stage differ by at most a column of a matrix, except under
     /// [`Strategy::Block`](crate::Strategy::Block).
-    pub rank: usize,
+    pub ranks: &'a [usize],
     /// Number of micro-batches per step.
     pub micro_batches: usize,
     /// One entry for each call of the units.
@@ -100,50 +100,22 @@ pub struct Transfer {
 const SIZE: usize = 8;
 
 impl<B: 'static> Units<B> {
-    /// Returns what a rank shares with each of its groups, from shapes alone; groups of one rank are left out.
+    /// Returns what each rank of `run` shares with each of its groups, from shapes alone; groups of one rank are left out.
     ///
     /// # Errors
     /// Returns the errors of [`Fsdp::new`](crate::Fsdp::new) that need no values.
-    pub fn shares(self, config: &FsdpConfig, run: SharesRun) -> Result<Vec<Share>, FsdpError> {
-        let shapes = Shapes::new(self, config, run.world_size, run.rank)?;
-        let ops = shapes.lowered(config, run.on_cpu, run.micro_batches)?;
-        let step = StepTraffic { config, run, mesh: config.mesh(run.world_size)?, shapes: &shapes };
-        let mut shares = Shares { world_size: run.world_size, mesh: &step.mesh, shares: vec![] };
-        for op in &ops {
-            if let Op::Step { unit } = op {
-                shapes.units[*unit].classes.iter().for_each(|class| step.rest(class, &mut shares));
-            }
-        }
-        for Transfer { axes, collective, bytes } in ops.iter().flat_map(|op| step.transfers(*op)) {
-            *shares.along(&axes).received.entry(collective).or_default() += bytes;
-        }
-        shares.shares.retain(|share| share.at_rest > 0 || !share.received.is_empty());
-        Ok(shares.shares)
+    pub fn shares(self, config: &FsdpConfig, run: SharesRun) -> Result<Vec<Vec<Share>>, FsdpError> {
+        let shapes = Shapes::of_ranks(self, config, run.world_size, run.ranks)?;
+        shapes.iter().map(|shapes| StepTraffic::new(shapes, config, run)?.shares()).collect()
     }
 
-    /// Returns the operations of a rank in a step, each with what it moves, from shapes alone.
+    /// Returns the operations of each rank of `run` in a step, each with what it moves, from shapes alone.
     ///
     /// # Errors
     /// Returns the errors of [`Fsdp::new`](crate::Fsdp::new) that need no values.
-    pub fn operations(self, config: &FsdpConfig, run: SharesRun) -> Result<Vec<Operation>, FsdpError> {
-        let shapes = Shapes::new(self, config, run.world_size, run.rank)?;
-        let ops = shapes.lowered(config, run.on_cpu, run.micro_batches)?;
-        let step = StepTraffic { config, run, mesh: config.mesh(run.world_size)?, shapes: &shapes };
-        let touched = |op| match op {
-            Op::Flatten { unit } | Op::Add { unit, .. } => {
-                shapes.units[unit].trained().map(|class| class.whole_fp32 / size_of::<f32>()).sum()
-            }
-            Op::Step { unit } => shapes.units[unit].trained().map(elements).sum(),
-            _ => 0,
-        };
-        let operation = |op| {
-            let functions = match op {
-                Op::Run { call, .. } => shapes.calls[call].functions.clone(),
-                _ => 0..0,
-            };
-            Operation { op, transfers: step.transfers(op), functions, elements: touched(op) }
-        };
-        Ok(ops.into_iter().map(operation).collect())
+    pub fn operations(self, config: &FsdpConfig, run: SharesRun) -> Result<Vec<Vec<Operation>>, FsdpError> {
+        let shapes = Shapes::of_ranks(self, config, run.world_size, run.ranks)?;
+        shapes.iter().map(|shapes| StepTraffic::new(shapes, config, run)?.operations()).collect()
     }
 }
 
@@ -162,6 +134,48 @@ struct Shares<'a> {
 }
 
 impl<'a> StepTraffic<'a> {
+    fn new(shapes: &'a Shapes, config: &'a FsdpConfig, run: SharesRun<'a>) -> Result<Self, FsdpError> {
+        Ok(Self { config, run, mesh: config.mesh(run.world_size)?, shapes })
+    }
+
+    fn lowered(&self) -> Result<Vec<Op>, FsdpError> {
+        self.shapes.lowered(self.config, self.run.on_cpu, self.run.micro_batches)
+    }
+
+    fn shares(&self) -> Result<Vec<Share>, FsdpError> {
+        let (shapes, run, ops, step) = (self.shapes, self.run, self.lowered()?, self);
+        let mut shares = Shares { world_size: run.world_size, mesh: &step.mesh, shares: vec![] };
+        for op in &ops {
+            if let Op::Step { unit } = op {
+                shapes.units[*unit].classes.iter().for_each(|class| step.rest(class, &mut shares));
+            }
+        }
+        for Transfer { axes, collective, bytes } in ops.iter().flat_map(|op| step.transfers(*op)) {
+            *shares.along(&axes).received.entry(collective).or_default() += bytes;
+        }
+        shares.shares.retain(|share| share.at_rest > 0 || !share.received.is_empty());
+        Ok(shares.shares)
+    }
+
+    fn operations(&self) -> Result<Vec<Operation>, FsdpError> {
+        let (shapes, ops) = (self.shapes, self.lowered()?);
+        let touched = |op| match op {
+            Op::Flatten { unit } | Op::Add { unit, .. } => {
+                shapes.units[unit].trained().map(|class| class.whole_fp32 / size_of::<f32>()).sum()
+            }
+            Op::Step { unit } => shapes.units[unit].trained().map(elements).sum(),
+            _ => 0,
+        };
+        let operation = |op| {
+            let functions = match op {
+                Op::Run { call, .. } => shapes.calls[call].functions.clone(),
+                _ => 0..0,
+            };
+            Operation { op, transfers: self.transfers(op), functions, elements: touched(op) }
+        };
+        Ok(ops.into_iter().map(operation).collect())
+    }
+
     /// Adds the resident bytes of a class of a unit's parameters to the first group that holds them together, shards
     /// first.
     fn rest(&self, class: &Class, shares: &mut Shares) {
@@ -195,7 +209,7 @@ impl<'a> StepTraffic<'a> {
                     received.extend(self.gradients(class, sends, last));
                 }
             }
-            Op::Scatter { unit, from, .. } if from != self.run.rank => {
+            Op::Scatter { unit, from, .. } if from != self.shapes.rank => {
                 for class in classes(unit).filter(|class| class.is_trained) {
                     let [shard, ..] = axes_of(class.of, self.config.strategy);
                     received.push(transfer(&shard, "scatter", self.reduced(class)));
@@ -228,7 +242,7 @@ impl<'a> StepTraffic<'a> {
         let others = class.whole / class.shards * (class.shards - 1);
         match to {
             None => Some(transfer(&shard, "all_gather", others)),
-            Some(to) if to == self.run.rank => Some(transfer(&shard, "gather", others)),
+            Some(to) if to == self.shapes.rank => Some(transfer(&shard, "gather", others)),
             Some(_) => None,
         }
     }

@@ -13,6 +13,7 @@ pub mod man;
 pub mod plan;
 pub mod prepare;
 pub mod presets;
+pub mod profile;
 pub mod report;
 pub(crate) mod saved;
 pub mod train;

@@ -1,5 +1,6 @@
 //! `train plan`: how long a step takes on a cluster, and whether it fits.
 
+mod compare;
 mod found;
 
 use super::train::{TrainArgs, stop_at_once};
@@ -7,7 +8,7 @@ use crate::atomic_write::write_whole;
 use crate::config::Config;
 use crate::dry_run::Scratch;
 use crate::error::TrainError;
-use crate::format::{bytes, human};
+use crate::format::{bytes, count, human};
 use crate::host::launch::Launch;
 use crate::plan::measure::measure;
 use crate::plan::search::search;
@@ -15,6 +16,7 @@ use crate::plan::step_plan::StepPlan;
 use crate::terminal::say;
 use crate::training::set_vocabulary;
 use clap::Args;
+use data::{Tokenizer, TokenizerSpec};
 use plan::{Cluster, PlanError};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,10 +36,13 @@ pub struct PlanArgs {
     /// Measure the devices of this machine (choose with --device) for less than a minute, and write them as a cluster
     #[arg(long, value_name = "FILE", conflicts_with_all = ["find", "trace", "svg", "json", "cluster"])]
     measure: Option<PathBuf>,
-    /// Write the time line of a rank of each stage in Chrome's trace format, which ui.perfetto.dev opens
+    /// Print what is planned for a run beside what it has measured: time, memory, communication
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["find", "measure", "trace", "svg", "json"])]
+    run: Option<PathBuf>,
+    /// Write the timeline of a rank of each stage in Chrome's trace format, which ui.perfetto.dev opens
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Draw the same time line as SVG
+    /// Draw the same timeline as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Print the figures as JSON
@@ -53,13 +58,22 @@ pub enum PlanCommandError {
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(
-        "the run has {gpus} ranks, and cluster {cluster} has {devices} devices ({nodes} nodes of {of_node}): lower --gpus, or give more nodes in a file of your own"
+        "the run has {gpus} ranks, and cluster {cluster} has room for {room}: lower --gpus, or give more nodes in a file of your own"
     )]
-    TooSmall { gpus: usize, cluster: String, devices: usize, nodes: usize, of_node: usize },
+    TooSmall { gpus: usize, cluster: String, room: usize },
     #[error(
-        "none of {valid} valid layouts fits: give more --gpus, devices with more memory, or a larger --batch-size for more ways to share it"
+        "of {valid} valid layouts, none of the {examined} that are estimated to be the fastest or the smallest fits: give more --gpus or a cluster \
+         with more memory"
     )]
-    Nothing { valid: usize },
+    Nothing { valid: usize, examined: usize },
+    #[error("the run computed on {run}, and cluster {cluster} has {has}: give its own with --cluster")]
+    OtherDevice { run: &'static str, cluster: String, has: &'static str },
+    #[error("{} has made no step yet", .0.display())]
+    NoSteps(PathBuf),
+    #[error("plan starts no run: leave {0} out")]
+    OfRuns(&'static str),
+    #[error("give the file a name that ends with .yaml: --cluster {0} would be looked up among the built-in clusters")]
+    Suffix(String),
     #[error("{} exists and is no cluster: give another file for what is measured", path.display())]
     NoCluster { path: PathBuf },
     #[error("{}: {source}", path.display())]
@@ -70,20 +84,30 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
     if let Some(path) = &args.measure {
         return measured(args.train.device(), path);
     }
+    if let Some(option) = args.train.of_runs() {
+        return Err(PlanCommandError::OfRuns(option));
+    }
     let cluster = Cluster::named(&args.cluster)?;
+    if let Some(run) = &args.run {
+        say(&compare::compare(run, &cluster)?);
+        return Ok(());
+    }
     let mut config = args.train.shown()?;
-    // The byte tokenizer's vocabulary is known without a corpus.
-    set_vocabulary(&mut config, Some(data::Tokenizer::byte().vocab_size()))?;
+    if config.model.vocab_size() == 0 {
+        // Without a corpus, this is all that is known of its tokens.
+        let named = config.data.tokenizer.as_ref().map(TokenizerSpec::open).transpose().map_err(TrainError::from)?;
+        let tokenizer = named.flatten().unwrap_or_else(Tokenizer::byte);
+        set_vocabulary(&mut config, Some(tokenizer.vocab_size()))?;
+    }
     on_cluster(&mut config, &cluster);
     let gpus = config.parallel.gpus;
-    if gpus > cluster.devices() {
-        let (devices, nodes, of_node) = (cluster.devices(), cluster.nodes, cluster.devices_per_node);
-        return Err(PlanCommandError::TooSmall { gpus, cluster: cluster.name, devices, nodes, of_node });
+    if let Some(room) = cluster.ranks().filter(|room| gpus > *room) {
+        return Err(PlanCommandError::TooSmall { gpus, cluster: cluster.name, room });
     }
     if args.find {
         let found = search(&config, &cluster)?;
         if found.best.is_empty() {
-            return Err(PlanCommandError::Nothing { valid: found.valid });
+            return Err(PlanCommandError::Nothing { valid: found.valid, examined: found.examined });
         }
         say(&if args.json { found::json(&found, &cluster) } else { found::text(&found, &config, &cluster) });
         return Ok(());
@@ -105,6 +129,9 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
 
 /// Measures this machine and writes it to a file, which may hold what was measured before.
 fn measured(device: &str, path: &Path) -> Result<(), PlanCommandError> {
+    if !path.extension().is_some_and(|suffix| suffix == "yaml" || suffix == "yml") {
+        return Err(PlanCommandError::Suffix(path.display().to_string()));
+    }
     if path.exists() && !fs::read_to_string(path).is_ok_and(|text| Cluster::parse("", &text).is_ok()) {
         return Err(PlanCommandError::NoCluster { path: path.into() });
     }
@@ -120,7 +147,7 @@ fn measured(device: &str, path: &Path) -> Result<(), PlanCommandError> {
 
 /// Gives a run the devices of a cluster.
 fn on_cluster(config: &mut Config, cluster: &Cluster) {
-    let kind = if cluster.device.shared_cores > 0 { "cpu" } else { "cuda" };
+    let kind = if cluster.is_cpu() { "cpu" } else { "cuda" };
     config.train.device = kind.into();
     config.parallel.precision.choose(kind);
 }
@@ -132,24 +159,23 @@ fn write(path: &Path, text: &str) -> Result<(), PlanCommandError> {
 fn text(config: &Config, cluster: &Cluster, plan: &StepPlan) -> String {
     let figures = &plan.figures;
     let gpus = config.parallel.gpus;
-    let nodes = gpus.div_ceil(cluster.devices_per_node);
-    let mut text = format!(
-        "{}: {} parameters, on {gpus} of {} ({nodes} {} of {})\n",
-        config.describe_model(),
-        human(config.parameter_count()),
-        cluster.name,
-        if nodes == 1 { "node" } else { "nodes" },
-        cluster.devices_per_node,
-    );
+    let nodes = count(cluster.nodes_of(gpus), "node");
+    let place = match cluster.is_cpu() {
+        true => {
+            format!("{} on {nodes} of {}, {} cores each", count(gpus, "rank"), cluster.name, cluster.device.cpu_cores)
+        }
+        false => format!("{gpus} x {} ({nodes} of {})", cluster.name, cluster.devices_per_node),
+    };
+    let mut text = format!("{}: {} parameters, {place}\n", config.describe_model(), human(config.parameter_count()));
     let line = |name: &str, seconds: f64| {
         format!("  {name:<26}{:>10.2} ms{:>7.1}%\n", 1e3 * seconds, 100.0 * seconds / figures.time.step)
     };
     text += &format!(
-        "\nstep{:>34.2} ms   {} tokens, {:.0} tokens/s, {:.0} per device, {:.1}% MFU\n",
+        "\nstep{:>34.2} ms   {} tokens, {} tokens/s, {} per rank, {:.1}% MFU\n",
         1e3 * figures.time.step,
         human(figures.tokens_per_step),
-        figures.tokens_per_second,
-        figures.tokens_per_second / gpus as f64,
+        human(figures.tokens_per_second as usize),
+        human((figures.tokens_per_second / gpus as f64) as usize),
         100.0 * figures.mfu,
     );
     text += &line("computation", figures.time.compute);
@@ -158,7 +184,8 @@ fn text(config: &Config, cluster: &Cluster, plan: &StepPlan) -> String {
     }
     text += &line("waiting for stages", figures.time.bubble);
     text += &format!(
-        "\nmemory of the fullest device: {} of {}\n",
+        "\nmemory of {}: {} of {}\n",
+        if cluster.is_cpu() { "the ranks of a node" } else { "the fullest device" },
         bytes(figures.memory.most),
         bytes(cluster.device.memory as usize)
     );
@@ -166,7 +193,8 @@ fn text(config: &Config, cluster: &Cluster, plan: &StepPlan) -> String {
         text += &format!("  {name:<26}{:>13}\n", bytes(*count));
     }
     if !figures.memory.fits {
-        text += "  This does not fit.\n";
+        let over = figures.memory.most - cluster.device.memory as usize;
+        text += &format!("  This does not fit: {} too much.\n", bytes(over));
     }
     text
 }

@@ -321,6 +321,20 @@ impl TrainArgs {
         optim.lr = lr;
     }
 
+    /// The first option that only a run can use, if one is given.
+    pub fn of_runs(&self) -> Option<&'static str> {
+        let given = [
+            ("--device (its cluster says what it computes on)", self.device.is_some()),
+            ("--out", self.out.is_some()),
+            ("--resume", self.resume.is_some()),
+            ("--partial", self.partial),
+            ("--force", self.force),
+            ("--dry-run", self.dry_run),
+            ("--quiet", self.quiet),
+        ];
+        given.into_iter().find(|(_, given)| *given).map(|(option, _)| option)
+    }
+
     /// The device to use, as in `--device`.
     pub fn device(&self) -> &str {
         self.device.as_deref().unwrap_or("auto")

@@ -258,10 +258,12 @@ pub struct MetricsConfig {
     /// Whether every rank logs each step in runs of more than 16 ranks, instead of rank 0 only; warnings are always
     /// logged.
     pub all_logs: bool,
+    /// Steps whose operations every rank times, after the first two of the process; `train profile` draws them.
+    pub profile_steps: usize,
 }
 
 impl Default for MetricsConfig {
     fn default() -> Self {
-        Self { every: 10, peak_tflops: None, all_logs: false }
+        Self { every: 10, peak_tflops: None, all_logs: false, profile_steps: 0 }
     }
 }

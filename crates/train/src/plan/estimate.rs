@@ -6,8 +6,8 @@ use crate::plan::workload::workload;
 use comm::Axis;
 use fsdp::{ActivationCheckpointing, CallTraffic, Received, Strategy};
 use model::{ParameterSpec, Sharding};
-use plan::{Cluster, Collective, Group, Pass};
-use schedule::Schedule;
+use plan::{Cluster, Collective, Group, Pass, Work};
+use schedule::{Pipeline, Ticks};
 
 const FP32: f64 = 4.0;
 
@@ -23,17 +23,29 @@ pub(crate) struct MicroBatch {
     graphs: f64,
     inputs: f64,
     largest: f64,
-    /// Parameters of the model, and of a rank that has all stages.
+    /// Number of blocks, and the part of the time that they take; the rest is the head's.
+    blocks: usize,
+    of_blocks: f64,
+    /// Parameters of the model, and the experts' and the others' of a rank that has all stages.
     model: f64,
-    parameters: f64,
+    parameters: [f64; 2],
 }
 
 impl MicroBatch {
     pub fn new(config: &Config, cluster: &Cluster) -> Self {
+        let mut config = config.clone();
+        if let Some(moe) = &mut config.moe {
+            moe.max_rank_load = 1.0; // time is that of balanced experts
+        }
+        let config = &config;
         let (family, workload) = (config.family(), workload(config, 0));
         let mesh = config.fsdp().mesh(config.parallel.gpus).expect("the configuration is validated");
         let (calls, bytes, work) = (family.traffic(&workload), family.memory(&workload), family.work(&workload));
-        let seconds = |pass| work.iter().map(|work| work.seconds(pass, &cluster.device)).sum::<f64>();
+        let of_calls = |calls: &[Work], pass| calls.iter().map(|work| work.seconds(pass, &cluster.device)).sum::<f64>();
+        let seconds = |pass| of_calls(&work, pass);
+        let once =
+            |calls| [Pass::Forward, Pass::Input, Pass::Weights].map(|pass| of_calls(calls, pass)).iter().sum::<f64>();
+        let blocks = family.blocks();
         let groups = [Axis::Tp, Axis::Cp, Axis::Ep].map(|axis| (axis, Group::new(mesh.group(0, &[axis]), cluster)));
         let exchange = |((axis, name), bytes): (&(Axis, &'static str), &usize)| {
             let (_, group) = groups.iter().find(|(known, _)| known == axis).expect("calls exchange over these axes");
@@ -54,9 +66,26 @@ impl MicroBatch {
             graphs: bytes.iter().map(|call| call.graph as f64).sum(),
             inputs: bytes.iter().map(|call| call.input as f64).sum(),
             largest: bytes.iter().map(|call| call.graph as f64).fold(0.0, f64::max),
+            blocks,
+            of_blocks: once(&work[..=blocks]) / once(&work),
             model: family.parameter_count(),
-            parameters: family.parameters().iter().map(|parameter| parameter.len() / parts(parameter)).sum(),
+            parameters: [true, false].map(|experts| {
+                let all = family.parameters();
+                let some = all.iter().filter(|parameter| (parameter.sharding == Sharding::Experts) == experts);
+                some.map(|parameter| parameter.len() / parts(parameter)).sum()
+            }),
         }
+    }
+}
+
+impl MicroBatch {
+    /// Returns how much longer the fullest of `chunks` chunks takes than the mean: blocks are whole, and the last chunk has
+    /// the head.
+    fn fullest(&self, chunks: usize) -> f64 {
+        let most = self.blocks.div_ceil(chunks);
+        let last = self.blocks.saturating_sub(most * (chunks - 1)) as f64;
+        let block = self.of_blocks / self.blocks as f64;
+        (most as f64 * block).max(last * block + 1.0 - self.of_blocks) * chunks as f64
     }
 }
 
@@ -74,17 +103,30 @@ impl Estimate {
         let [forward, backward] = of.exchanged;
         let again = if recomputes { of.recompute + forward } else { 0.0 };
         let micro_batch = (of.forward + forward + again + of.input + of.weights + backward) / pp;
-        let bubble = match parallel.schedule {
-            Schedule::ZeroBubble => micro_batch - of.weights / pp,
-            schedule => micro_batch / parallel.virtual_stages.unwrap_or(schedule.default_virtual_stages()) as f64,
+        let virtual_stages = parallel.virtual_stages.unwrap_or(parallel.schedule.default_virtual_stages());
+        let pipeline = Pipeline::new(parallel.schedule, parallel.pp, virtual_stages, config.micro_batches());
+        let pipeline = pipeline.expect("the configuration is validated");
+        // In nanoseconds, of a chunk.
+        let ticks = |seconds: f64| (1e9 * seconds / pp / virtual_stages as f64) as u64;
+        let ticks = Ticks {
+            forward: ticks(of.forward + forward),
+            input: ticks(again + of.input + backward),
+            weights: ticks(of.weights),
         };
-        let computed = m * micro_batch + (pp - 1.0) * bubble;
+        let computed = m * micro_batch * of.fullest(pipeline.chunks())
+            + pipeline.bubble(ticks).map_or(0.0, |bubble| 1e-9 * bubble as f64);
         // In a pipeline, and under zero1, parameters are gathered once and gradients reduced once.
-        let (of_stage, element) = (of.parameters / pp, config.parallel.precision.param().dtype().size() as f64);
+        let element = config.parallel.precision.param().dtype().size() as f64;
         let again_and_again = parallel.strategy == Strategy::FullShard && parallel.pp == 1;
-        let shards = Group::new((0..parallel.gpus / parallel.pp).collect(), cluster);
-        let gathered = cluster.communicate(Collective::AllGather, of_stage * element, &shards);
-        let reduced = cluster.communicate(Collective::ReduceScatter, of_stage * FP32, &shards);
+        let ranks = parallel.gpus / parallel.pp;
+        // Shards of experts are on every ep-th rank.
+        let [experts, others] = [parallel.ep, 1].map(|apart| Group::new((0..ranks).step_by(apart).collect(), cluster));
+        let of_stage = of.parameters.iter().sum::<f64>() / pp;
+        let moved = |collective, element: f64| {
+            let groups = of.parameters.iter().zip([&experts, &others]);
+            groups.map(|(count, group)| cluster.communicate(collective, count / pp * element, group)).sum::<f64>()
+        };
+        let (gathered, reduced) = (moved(Collective::AllGather, element), moved(Collective::ReduceScatter, FP32));
         let shown = match again_and_again {
             true => m * (2.0 * gathered + reduced) - computed,
             false => gathered + reduced - computed / m,
@@ -92,8 +134,9 @@ impl Estimate {
         let shard = of.model / parallel.gpus as f64;
         let stepped = OPTIMIZER_BYTES * shard / (device.memory_bandwidth * device.efficiency.memory);
         // Parameters, gradient and moments in fp32; what is gathered; the micro-batches in flight.
-        let in_flight = m.min(pp);
-        let activations = match recomputes {
+        let in_flight = pipeline.live(0) as f64 / virtual_stages as f64;
+        // A backward in two parts keeps the graph, recomputed or not, until the second one.
+        let activations = match recomputes && !parallel.schedule.splits_backward() {
             true => of.inputs / pp * in_flight + of.largest,
             false => of.graphs / pp * in_flight,
         };

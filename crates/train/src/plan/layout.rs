@@ -36,7 +36,7 @@ impl LayoutTable {
     /// Computes the table, assuming full micro-batches and balanced experts. It is empty for one rank.
     pub fn new(config: &Config) -> Self {
         let (mut rows, mut all) = (vec![], vec![]);
-        for shares in different_ranks(config).into_iter().map(|rank| shares(config, rank)) {
+        for shares in shares(config, &different_ranks(config)) {
             let mut sum =
                 Row { over: "all".into(), ranks: config.parallel.gpus, at_rest: 0, received: BTreeMap::new() };
             for Share { axes, ranks, at_rest, received } in shares {
@@ -85,14 +85,14 @@ impl Row {
     }
 }
 
-/// The shares of one rank.
-fn shares(config: &Config, rank: usize) -> Vec<Share> {
+/// The shares of each of some ranks.
+pub(crate) fn shares(config: &Config, ranks: &[usize]) -> Vec<Vec<Share>> {
     let units = units(config, &ExpertLoads::new(config.moe.as_ref()), &Parallel::default(), &Device::flex());
-    let workload = workload(config, rank);
+    let workload = workload(config, ranks[0]);
     let calls = config.family().traffic(&workload);
     let micro_batches = config.micro_batches();
     let (world_size, on_cpu) = (config.parallel.gpus, workload.on_cpu);
-    let run = SharesRun { world_size, rank, micro_batches, calls: &calls, on_cpu };
+    let run = SharesRun { world_size, ranks, micro_batches, calls: &calls, on_cpu };
     units.shares(&config.fsdp(), run).expect("the configuration is validated")
 }
 

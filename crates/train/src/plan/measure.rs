@@ -5,18 +5,19 @@
 //! attention       forward, forward and backward      its parts of the peak
 //! x + y           more than the caches hold          memory's bandwidth
 //! all_gather      two ranks, large and small         bandwidth and latency of a link
-//! GPT-2 steps     what products do not explain       `passes`
+//! GPT-2 steps     what products do not explain       `elementwise_traffic`
 //! DeepSeek steps  what else is left                  `grouped`
 //! ```
 
 use crate::config::{Config, Source};
 use crate::dry_run::Scratch;
 use crate::error::TrainError;
-use crate::format::{bytes, human};
+use crate::format::{bytes, count};
 use crate::host::device::Devices;
 use crate::host::machine::{Machine, now};
 use crate::plan::memory_check::available;
 use crate::plan::step_time::{Assumptions, step_time};
+use crate::run::folder::RunFolder;
 use crate::run::options::RunOptions;
 use crate::terminal::say;
 use crate::training::{set_vocabulary, threads_per_rank, train};
@@ -24,6 +25,7 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 use comm::TIMEOUT;
 use fsdp::FsdpError;
 use plan::{Cluster, Efficiency, Link, Peak};
+use serde_json::Value;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -31,7 +33,7 @@ use std::time::{Duration, Instant};
 const ROUNDS: usize = 5;
 const ROUND: Duration = Duration::from_millis(40);
 /// Steps of each run; the first is not timed.
-const STEPS: usize = 8;
+const STEPS: usize = 20;
 /// FLOPs of attention for a query, a visible key and an element of a head: half each for scores and output.
 const OF_A_PAIR: f64 = 4.0;
 
@@ -124,40 +126,49 @@ pub(crate) fn measure(name: &str, scratch: &Scratch) -> Result<Cluster, TrainErr
     let mut cluster = Cluster {
         name: machine.host.clone(),
         source: format!("measured on {} with `train plan --measure`: {}, {cores} cores", &now()[..10], machine.cpu),
-        nodes: 1,
+        nodes: Some(1),
         devices_per_node: if is_cpu { 64 } else { here },
         device: plan::Device {
-            memory,
-            memory_bandwidth: operations.bandwidth,
+            memory: rounded(memory),
+            memory_bandwidth: rounded(operations.bandwidth),
             peak: operations.peak,
             efficiency: Efficiency {
                 product: 1.0,
-                product_half_k: operations.half_k,
-                grouped: 1.0,
+                product_half_k: rounded(operations.half_k),
+                grouped_product: 1.0,
                 unaligned: 1.0,
-                attention_forward: operations.attention[0],
-                attention_backward: operations.attention[1],
+                attention_forward: rounded(operations.attention[0]),
+                attention_backward: rounded(operations.attention[1]),
                 memory: 1.0,
-                passes: 6.0,
-                logits: 8.0,
+                elementwise_traffic: 6.0,
+                logit_traffic: 8.0,
                 recomputed: 1.0,
-                slowest: 1.0,
-                launch: operations.launch,
+                slowest_device: 1.0,
+                launch: rounded(operations.launch),
             },
-            shared_cores: if is_cpu { cores } else { 0 },
+            cpu_cores: if is_cpu { cores } else { 0 },
         },
         node_link: link,
         network: link,
     };
-    let ranks = if is_cpu { vec![1, cores.clamp(1, 4)] } else { vec![1] };
+    // A rank of several threads is less regular than ranks of one.
+    let ranks = if is_cpu { cores.clamp(1, 4) } else { 1 };
     let runs = Runs { name, kind: &kind, scratch, ranks };
-    let passes = |cluster: &mut Cluster, value| cluster.device.efficiency.passes = value;
-    runs.fit("gpt2", sizes.gpt2, &mut cluster, passes, [0.1, 1e3])?;
-    let grouped = |cluster: &mut Cluster, value| cluster.device.efficiency.grouped = value;
+    let elementwise_traffic = |cluster: &mut Cluster, value| cluster.device.efficiency.elementwise_traffic = value;
+    runs.fit("gpt2", sizes.gpt2, &mut cluster, elementwise_traffic, [0.1, 1e3])?;
+    let grouped = |cluster: &mut Cluster, value| cluster.device.efficiency.grouped_product = value;
     runs.fit("deepseek", sizes.deepseek, &mut cluster, grouped, [1.0, 0.02])?;
     let found = &cluster.device.efficiency;
-    say(&format!("steps           passes {:.1}, grouped {:.2}", found.passes, found.grouped));
+    say(&format!(
+        "steps           {:.1} bytes of elementwise operations for each that is kept, experts at {:.2} of other products",
+        found.elementwise_traffic, found.grouped_product
+    ));
     Ok(cluster)
+}
+
+/// Keeps three digits, of which the last may change from one measurement to the next.
+fn rounded(value: f64) -> f64 {
+    format!("{value:.2e}").parse().expect("a float is written as one")
 }
 
 /// Rates of single operations.
@@ -179,11 +190,11 @@ impl Operations {
             true => Ok(peak),
             false => products(device, sizes, dtype).map(|(peak, _)| peak),
         };
-        let found = Peak { fp32: of(DType::F32)?, bf16: of(half.unwrap_or(DType::F32))? };
+        let found = Peak { fp32: rounded(of(DType::F32)?), bf16: rounded(of(half.unwrap_or(DType::F32))?) };
         say(&format!(
-            "products        {}FLOP/s in fp32, {}FLOP/s in 16 bits, half of it for {half_k:.0} contracted elements",
-            human(found.fp32 as usize),
-            human(found.bf16 as usize)
+            "products        {:.0} GFLOP/s in fp32, {:.0} GFLOP/s in 16 bits, half of it for {half_k:.0} contracted elements",
+            1e-9 * found.fp32,
+            1e-9 * found.bf16
         ));
         let attention = attention(device, sizes, usual)?.map(|rate| (rate / peak).min(1.0));
         say(&format!("attention       {:.2} of that forward, {:.2} backward", attention[0], attention[1]));
@@ -276,7 +287,7 @@ fn link(devices: &Devices) -> Result<Link, TrainError> {
     let (latency, large) = of_ranks.into_iter().reduce(|a, b| (a.0.max(b.0), a.1.max(b.1))).expect("two ranks");
     let bandwidth = (LARGE * size_of::<f32>()) as f64 / (large - latency).max(1e-9);
     say(&format!("between ranks   {}/s, {:.0} us", bytes(bandwidth as usize), 1e6 * latency));
-    Ok(Link { bandwidth, latency })
+    Ok(Link { bandwidth: rounded(bandwidth), latency: rounded(latency) })
 }
 
 /// Short runs.
@@ -285,8 +296,7 @@ struct Runs<'a> {
     name: &'a str,
     kind: &'a str,
     scratch: &'a Scratch,
-    /// Numbers of ranks; each counts equally.
-    ranks: Vec<usize>,
+    ranks: usize,
 }
 
 impl Runs<'_> {
@@ -299,31 +309,22 @@ impl Runs<'_> {
         set: impl Fn(&mut Cluster, f64),
         [fast, slow]: [f64; 2],
     ) -> Result<(), TrainError> {
-        let runs = self.ranks.iter().map(|ranks| {
-            let config = self.config(preset, settings, *ranks)?;
-            Ok::<_, TrainError>((self.step(preset, &config)?, config))
-        });
-        let runs = runs.collect::<Result<Vec<_>, _>>()?;
-        // Positive if steps are planned too long, by the mean of logarithms.
-        let excess = |cluster: &Cluster| -> f64 {
-            let of = |(measured, config): &(f64, Config)| {
-                let timeline = step_time(config, cluster, Assumptions::default()).expect("data parallelism ends");
-                (timeline.end() / measured).ln()
-            };
-            runs.iter().map(of).sum()
+        let config = self.config(preset, settings)?;
+        let measured = self.step(preset, &config)?;
+        let planned = |cluster: &Cluster| {
+            step_time(&config, cluster, Assumptions::default()).expect("data parallelism ends").end()
         };
         let (mut fast, mut slow) = (fast.ln(), slow.ln());
         for _ in 0..40 {
             let middle = (fast + slow) / 2.0;
             set(cluster, middle.exp());
-            if excess(cluster) < 0.0 { fast = middle } else { slow = middle }
+            if planned(cluster) < measured { fast = middle } else { slow = middle }
         }
-        // Rounding must not leave a part above 1.
-        set(cluster, (1e4 * ((fast + slow) / 2.0).exp()).round() / 1e4);
+        set(cluster, rounded(((fast + slow) / 2.0).exp()));
         Ok(())
     }
 
-    fn config(&self, preset: &str, settings: &[&str], ranks: usize) -> Result<Config, TrainError> {
+    fn config(&self, preset: &str, settings: &[&str]) -> Result<Config, TrainError> {
         let text = self.scratch.path().join("text.txt");
         if !text.exists() {
             let noise: String = (0..1 << 20_u32)
@@ -332,7 +333,7 @@ impl Runs<'_> {
             fs::write(&text, noise).map_err(|source| TrainError::RunFolder { path: text.clone(), source })?;
         }
         let common = [
-            &format!("parallel.gpus={ranks}"),
+            &format!("parallel.gpus={}", self.ranks),
             &format!("train.device={}", self.name),
             &format!("data.source={}", text.display()),
             &format!("train.steps={STEPS}"),
@@ -349,10 +350,18 @@ impl Runs<'_> {
         Ok(config)
     }
 
-    /// Returns the seconds of a step.
+    /// Returns the median seconds of a step.
     fn step(&self, preset: &str, config: &Config) -> Result<f64, TrainError> {
-        let out = self.scratch.path().join(format!("{preset}-{}", config.parallel.gpus));
+        let out = self.scratch.path().join(preset);
         let options = RunOptions { out: Some(out), quiet: true, force: true, ..RunOptions::default() };
-        Ok(train(config.clone(), &options, Default::default())?.pace.step().as_secs_f64())
+        let outcome = train(config.clone(), &options, Default::default())?;
+        let metrics = RunFolder::at(&outcome.folder).metrics();
+        let text = fs::read_to_string(&metrics).map_err(|source| TrainError::RunFolder { path: metrics, source })?;
+        let seconds = |line: &str| serde_json::from_str::<Value>(line).ok()?["step_seconds"].as_f64();
+        let mut steps: Vec<f64> = text.lines().filter_map(seconds).skip(1).collect();
+        steps.sort_by(f64::total_cmp);
+        let median = steps[steps.len() / 2];
+        say(&format!("a step          {:.1} ms, {preset} on {}", 1e3 * median, count(self.ranks, "rank")));
+        Ok(median)
     }
 }

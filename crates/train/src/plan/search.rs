@@ -1,8 +1,8 @@
 //! The fastest layouts of a model on a cluster.
 //!
 //! ```text
-//! every combination of pp, schedule, tp, ep, strategy, micro-batch, recomputation
-//!   ── valid? ──> estimated memory fits? ──> sorted by estimated time ──> the first few simulated, their memory forecast
+//! pp, schedule, tp, ep, strategy, micro-batch, recomputation (see `candidates` for their values)
+//!   ── valid? ──> sorted by estimated time ──> the first whose forecast memory fits ──> simulated
 //! ```
 //!
 //! The estimate adds up the time of one micro-batch over all calls, the bubble in closed form, and what of the sharded
@@ -10,23 +10,24 @@
 
 use crate::config::Config;
 use crate::plan::estimate::{Estimate, MicroBatch};
+use crate::plan::memory_check;
 use crate::plan::step_plan::{DeviceMemory, device_memory};
 use crate::plan::step_time::{Assumptions, step_time};
 use fsdp::{ActivationCheckpointing, Strategy};
 use plan::{Cluster, PlanError, Summary};
+use rayon::prelude::*;
 use schedule::Schedule;
 use std::collections::HashMap;
-use std::num::NonZero;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 /// Layouts that are shown.
 const SHOWN: usize = 5;
+/// Estimated part of the memory above which a layout is looked at last: forecasts, with the allocator's reserve, are up to
+/// twice the estimates.
+const LARGE: f64 = 0.7;
 /// Layouts that are simulated: more than are shown, because estimates may be in another order.
 const SIMULATED: usize = 8;
-/// Layouts whose memory is forecast at most.
-const FORECAST: usize = 100;
+/// Layouts whose memory is forecast at most: the fastest, and if none of them fits the smallest.
+const FORECAST: usize = 400;
 
 /// A layout and what is planned for it.
 #[derive(Debug, Clone)]
@@ -43,8 +44,8 @@ pub(crate) struct Found {
     pub best: Vec<Layout>,
     /// Valid layouts.
     pub valid: usize,
-    /// Layouts whose memory fits by the estimate.
-    pub fit: usize,
+    /// Layouts whose memory was forecast.
+    pub examined: usize,
 }
 
 /// Finds the fastest layouts of a run with its number of ranks, sequences per step and context parallelism.
@@ -56,41 +57,63 @@ pub(crate) fn search(config: &Config, cluster: &Cluster) -> Result<Found, PlanEr
     let valid = candidates.len();
     // The costs of a micro-batch are the same for all stages, schedules and strategies.
     let mut micro_batches = HashMap::new();
-    let mut estimates: Vec<(f64, Config)> = candidates
+    let mut estimates: Vec<(Estimate, Config)> = candidates
         .into_iter()
-        .filter_map(|config| {
+        .map(|config| {
             let key = (config.parallel.tp, config.parallel.ep, config.micro_batch_size());
             let of = *micro_batches.entry(key).or_insert_with(|| MicroBatch::new(&config, cluster));
-            let Estimate { seconds, bytes } = Estimate::new(&config, cluster, of);
-            (bytes <= cluster.device.memory).then_some((seconds, config))
+            (Estimate::new(&config, cluster, of), config)
         })
         .collect();
-    estimates.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let fit = estimates.len();
-    estimates.truncate(FORECAST);
-    let (next, layouts) = (AtomicUsize::new(0), Mutex::new(vec![]));
-    let work = || {
-        let found = || layouts.lock().expect("no thread panics with it").len();
-        while found() < SIMULATED
-            && let Some((_, config)) = estimates.get(next.fetch_add(1, Ordering::Relaxed))
-        {
-            let memory = device_memory(config, cluster);
-            if memory.fits {
-                let layout = summary(config, cluster).map(|time| Layout { config: config.clone(), time, memory });
-                layouts.lock().expect("no thread panics with it").push(layout);
-            }
-        }
-    };
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
-            scope.spawn(work);
-        }
+    // What is far from fitting comes last.
+    let ranks = if cluster.is_cpu() { config.parallel.gpus.min(cluster.devices_per_node) } else { 1 };
+    let is_large = |of: &Estimate| ranks as f64 * of.bytes > LARGE * cluster.device.memory;
+    estimates.sort_by(|(a, _), (b, _)| is_large(a).cmp(&is_large(b)).then(a.seconds.total_cmp(&b.seconds)));
+    let (mut fitting, mut examined) = first_fitting(estimates.iter().map(|(_, config)| config), cluster);
+    if fitting.is_empty() {
+        estimates.sort_by(|(a, _), (b, _)| a.bytes.total_cmp(&b.bytes));
+        let (smallest, more) = first_fitting(estimates.iter().map(|(_, config)| config), cluster);
+        (fitting, examined) = (smallest, (examined + more).min(valid));
+    }
+    let layouts = in_parallel(&fitting, |(config, memory)| {
+        summary(config, cluster).map(|time| Layout { config: config.clone(), time, memory: memory.clone() })
     });
-    let layouts = layouts.into_inner().expect("no thread panics with it");
     let mut best = layouts.into_iter().collect::<Result<Vec<Layout>, PlanError>>()?;
     best.sort_by(|a, b| a.time.step.total_cmp(&b.time.step));
     best.truncate(SHOWN);
-    Ok(Found { best, valid, fit })
+    Ok(Found { best, valid, examined })
+}
+
+/// Returns the first layouts whose memory fits, with that, and the number of layouts that were examined.
+fn first_fitting<'a>(
+    mut layouts: impl Iterator<Item = &'a Config>,
+    cluster: &Cluster,
+) -> (Vec<(Config, DeviceMemory)>, usize) {
+    let (mut fitting, mut examined) = (vec![], 0);
+    while fitting.len() < SIMULATED && examined < FORECAST {
+        let some: Vec<&Config> = layouts.by_ref().take(SIMULATED).collect();
+        if some.is_empty() {
+            break;
+        }
+        let memories = in_parallel(&some, |config| fitting_memory(config, cluster));
+        examined += some.len();
+        let both = some.into_iter().cloned().zip(memories);
+        fitting.extend(both.filter_map(|(config, memory)| Some((config, memory?))));
+    }
+    fitting.truncate(SIMULATED);
+    (fitting, examined)
+}
+
+/// Returns the memory of a layout if it fits. That of a pipeline's first stage is looked at first.
+fn fitting_memory(config: &Config, cluster: &Cluster) -> Option<DeviceMemory> {
+    let alone = config.parallel.pp == 1 || cluster.is_cpu();
+    let first_fits = alone || memory_check::of_rank(config, 0).total() <= cluster.device.memory;
+    first_fits.then(|| device_memory(config, cluster)).filter(|memory| memory.fits)
+}
+
+/// Maps items on all cores, in their order.
+fn in_parallel<T: Sync, U: Send>(items: &[T], map: impl Fn(&T) -> U + Send + Sync) -> Vec<U> {
+    items.par_iter().map(map).collect()
 }
 
 /// The time of a step: with many micro-batches, from two steps with fewer, since each further one takes as long as the
@@ -115,7 +138,9 @@ fn with_micro_batches(config: &Config, count: usize) -> Config {
     config
 }
 
-/// Every valid layout.
+/// Valid layouts: stages and expert-parallel ranks that divide, tensor-parallel ranks and micro-batches that are powers
+/// of 2 (up to a node, and to 16), 1F1B, interleaved with two chunks, and zero bubble, `full_shard` and `zero1`, with
+/// recomputation of all blocks and of none.
 fn candidates(config: &Config, cluster: &Cluster) -> Vec<Config> {
     let (gpus, blocks) = (config.parallel.gpus, config.model.blocks());
     let experts = config.expert_layers().map_or(1, |(_, experts)| experts);
@@ -128,8 +153,8 @@ fn candidates(config: &Config, cluster: &Cluster) -> Vec<Config> {
             1 => &[(Schedule::OneFOneB, None)],
             _ => &[(Schedule::OneFOneB, None), (Schedule::Interleaved1F1B, Some(2)), (Schedule::ZeroBubble, None)],
         };
-        for (tp, ep) in
-            powers(cluster.devices_per_node).flat_map(|tp| divisors(experts, gpus / pp).map(move |ep| (tp, ep)))
+        for (tp, ep) in powers(cluster.devices_per_node.min(gpus / pp))
+            .flat_map(|tp| divisors(experts, gpus / pp).map(move |ep| (tp, ep)))
         {
             let mut config = config.clone();
             let parallel = &mut config.parallel;

@@ -1,15 +1,10 @@
-//! What a step takes on a cluster: its time line, and its figures.
+//! What a step takes on a cluster: its timeline, and its figures.
 
 use crate::config::Config;
-use crate::plan::layout::different_ranks;
-use crate::plan::memory_check::forecast;
+use crate::plan::memory_check::{Machine, Row, of_run};
 use crate::plan::step_time::{Assumptions, step_time};
-use fsdp::Category;
 use plan::{Cluster, PlanError, Summary, Timeline};
 use serde::Serialize;
-
-/// The part of a device's memory that tensors can fill; the rest is the driver's, and fragments.
-const USABLE: f64 = 0.94;
 
 /// A planned step.
 #[derive(Debug, Clone)]
@@ -44,19 +39,19 @@ impl Rates {
         let peak = &cluster.device.peak;
         let half = config.parallel.precision.param().dtype().size() < size_of::<f32>();
         let gpus = config.parallel.gpus;
-        let devices = if cluster.device.shared_cores > 0 { gpus.div_ceil(cluster.devices_per_node) } else { gpus };
+        let devices = if cluster.is_cpu() { cluster.nodes_of(gpus) } else { gpus };
         let peak = devices as f64 * if half { peak.bf16 } else { peak.fp32 };
         let flops = config.flops().per_token(config.train.seq_len as f64);
         Self { tokens_per_second, mfu: tokens_per_second * flops / peak }
     }
 }
 
-/// Bytes on the device that needs the most.
+/// Bytes on the device that needs the most, as a run checks them before it starts; on a CPU those of a node's ranks.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct DeviceMemory {
     pub most: usize,
     pub fits: bool,
-    pub rows: Vec<(&'static str, usize)>,
+    pub rows: Vec<(String, usize)>,
 }
 
 impl StepPlan {
@@ -71,12 +66,18 @@ impl StepPlan {
     }
 }
 
-/// Returns the memory of the rank that needs the most.
+/// Returns the memory of the device that needs the most.
 pub(crate) fn device_memory(config: &Config, cluster: &Cluster) -> DeviceMemory {
-    let forecasts = different_ranks(config).into_iter().map(|rank| forecast(config, rank));
-    let most = forecasts.max_by_key(|forecast| forecast.most.total() + forecast.working).expect("there is a rank");
-    let rows = Category::ALL.into_iter().map(|category| (category.name(), most.most[category]));
-    let rows = rows.chain([("working", most.working)]).filter(|(_, bytes)| *bytes > 0).collect();
-    let most = most.most.total() + most.working;
-    DeviceMemory { most, fits: most as f64 <= USABLE * cluster.device.memory, rows }
+    let ranks = config.parallel.gpus.min(cluster.devices_per_node);
+    let devices = if cluster.is_cpu() { 1 } else { ranks };
+    // Threads are those of one machine's ranks.
+    let threads = cluster.is_cpu() && config.parallel.gpus == ranks;
+    let needs = of_run(config, Machine { ranks, devices, threads });
+    let rows = needs.first().expect("a device is needed").of_all;
+    let of_rows = Row::ALL.into_iter().map(|row| (row.name(), rows[row] as usize));
+    DeviceMemory {
+        most: rows.total() as usize,
+        fits: rows.total() <= cluster.device.memory,
+        rows: of_rows.filter(|(_, bytes)| *bytes > 0).collect(),
+    }
 }

@@ -10,12 +10,13 @@ use crate::config::Config;
 use crate::plan::layout::different_ranks;
 use crate::plan::units::units;
 use crate::plan::workload::workload;
-use burn::tensor::Device;
 use comm::{Axis, MeshShape};
 use fsdp::{Operation, SharesRun, Strategy, Transfer};
 use model::{ExpertLoads, Parallel};
-use plan::{Cluster, Collective, Group, Message, Pass, PlanError, Step, Task, Timeline, Work, simulate};
-use schedule::{Kind, Op};
+use plan::{
+    Cluster, Collective, Device, Exchange, Group, Pass, PlanError, RankProgram, Task, Timeline, Work, simulate,
+};
+use schedule::{Kind, Op, Peer};
 use std::collections::HashMap;
 
 /// Bytes that AdamW moves for a parameter: its gradient is read, the parameter and two moments are read and written,
@@ -25,9 +26,9 @@ pub(crate) const OPTIMIZER_BYTES: f64 = 28.0;
 /// What is assumed of a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Assumptions {
-    /// Whether all experts of a token are on one rank, as in benchmarks with a balanced gate that deals them out in
-    /// order: then one copy of a token is sent, not `top_k`.
-    pub one_expert_copy: bool,
+    /// Whether a token's experts follow each other, as in benchmarks whose gate deals them out in order: then a token is
+    /// sent to as few ranks as hold `top_k` experts, not to `top_k` ranks.
+    pub experts_in_order: bool,
 }
 
 /// Simulates a step of a run on a cluster.
@@ -38,48 +39,51 @@ pub(crate) fn step_time(config: &Config, cluster: &Cluster, assumptions: Assumpt
     let of_stage = config.parallel.gpus / config.parallel.pp;
     let is_block = config.parallel.strategy == Strategy::Block;
     let ranks = if is_block { 1 } else { of_stage };
-    let steps: Vec<Step> = different_ranks(config)
-        .into_iter()
-        .map(|rank| Step { stage: rank / of_stage, rank, ranks, tasks: tasks(config, cluster, rank, assumptions) })
-        .collect();
-    simulate(&steps, cluster.shared_cores(config.parallel.gpus))
-}
-
-fn tasks(config: &Config, cluster: &Cluster, rank: usize, assumptions: Assumptions) -> Vec<Task> {
     // The memory check allows for the fullest rank; time is that of balanced experts.
     let mut config = config.clone();
     if let Some(moe) = &mut config.moe {
         moe.max_rank_load = 1.0;
     }
     let config = &config;
-    let units = units(config, &ExpertLoads::new(config.moe.as_ref()), &Parallel::default(), &Device::flex());
-    let (fsdp, workload, family) = (config.fsdp(), workload(config, rank), config.family());
+    let numbers = different_ranks(config);
+    let (fsdp, workload, family) = (config.fsdp(), workload(config, numbers[0]), config.family());
     let (world_size, micro_batches) = (config.parallel.gpus, config.micro_batches());
+    let units =
+        units(config, &ExpertLoads::new(config.moe.as_ref()), &Parallel::default(), &burn::tensor::Device::flex());
     let calls = family.traffic(&workload);
-    let run = SharesRun { world_size, rank, micro_batches, calls: &calls, on_cpu: workload.on_cpu };
+    let run = SharesRun { world_size, ranks: &numbers, micro_batches, calls: &calls, on_cpu: workload.on_cpu };
     let operations = units.operations(&fsdp, run).expect("the configuration is validated");
     let mesh = fsdp.mesh(world_size).expect("the configuration is validated");
-    let top_k = config.moe.as_ref().map_or(1, |moe| moe.top_k);
-    let mut rank = RankTime {
+    let sent = config.moe.as_ref().filter(|_| assumptions.experts_in_order).map_or(1.0, |moe| {
+        let of_rank = moe.num_experts / config.parallel.ep;
+        moe.top_k.div_ceil(of_rank) as f64 / moe.top_k as f64
+    });
+    let mut time = RankTime {
         cluster,
         mesh,
-        rank,
+        rank: 0,
         work: family.work(&workload),
         element: workload.element,
-        sent: if assumptions.one_expert_copy { 1.0 / top_k as f64 } else { 1.0 },
+        sent,
         groups: HashMap::new(),
     };
-    operations.iter().map(|operation| rank.task(operation)).collect()
+    let program = |(rank, operations): (&usize, Vec<Operation>)| {
+        (time.rank, time.groups) = (*rank, HashMap::new());
+        let tasks = operations.iter().map(|operation| time.task(operation)).collect();
+        RankProgram { stage: rank / of_stage, rank: *rank, ranks, tasks }
+    };
+    let steps: Vec<RankProgram> = numbers.iter().zip(operations).map(program).collect();
+    simulate(&steps, cluster.shared_cores(config.parallel.gpus))
 }
 
-/// Returns the collective of this name; a ring of messages is one.
+/// Returns the collective of this name; a ring of exchanges is one.
 pub(crate) fn collective_of(name: &str) -> Collective {
     match name {
         "all_gather" | "gather" => Collective::AllGather,
         "reduce_scatter" | "scatter" => Collective::ReduceScatter,
         "all_reduce" => Collective::AllReduce,
         "all_to_all" => Collective::AllToAll,
-        _ => Collective::Message,
+        _ => Collective::PointToPoint,
     }
 }
 
@@ -98,9 +102,19 @@ struct RankTime<'a> {
 
 impl RankTime<'_> {
     fn task(&mut self, operation: &Operation) -> Task {
-        let messages = operation.transfers.iter().map(|transfer| self.message(transfer)).collect();
-        let slowest = if self.mesh.world_size() > 1 { self.cluster.device.efficiency.slowest } else { 1.0 };
-        Task { op: operation.op, compute: self.compute(operation) / slowest, messages }
+        let mut exchanges: Vec<Exchange> =
+            operation.transfers.iter().map(|transfer| self.exchange(operation.op, transfer)).collect();
+        // A ring's messages travel while a rank attends to those before.
+        let mut attention = self.attention(operation);
+        for (exchange, transfer) in exchanges.iter_mut().zip(&operation.transfers) {
+            if transfer.axes == [Axis::Cp] && transfer.collective == "recv" {
+                let hidden = exchange.seconds.min(attention);
+                exchange.seconds -= hidden;
+                attention -= hidden;
+            }
+        }
+        let slowest = if self.mesh.world_size() > 1 { self.cluster.device.efficiency.slowest_device } else { 1.0 };
+        Task { op: operation.op, compute: self.compute(operation) / slowest, exchanges }
     }
 
     /// Returns the seconds that an operation computes.
@@ -111,17 +125,7 @@ impl RankTime<'_> {
             elements * bytes / (device.memory_bandwidth * device.efficiency.memory) + device.efficiency.launch
         };
         match operation.op {
-            Op::Run { kind, .. } => {
-                let passes: &[Pass] = match kind {
-                    Kind::Forward(_) => &[Pass::Forward],
-                    Kind::Recompute => &[Pass::Recompute],
-                    Kind::Backward => &[Pass::Input, Pass::Weights],
-                    Kind::Input => &[Pass::Input],
-                    Kind::Weights => &[Pass::Weights],
-                };
-                let functions = &self.work[operation.functions.clone()];
-                functions.iter().flat_map(|work| passes.iter().map(|pass| work.seconds(*pass, device))).sum()
-            }
+            Op::Run { kind, .. } => self.passes(operation, kind, Work::seconds),
             Op::Flatten { .. } => moved(2.0 * self.element as f64),
             Op::Add { .. } => moved(3.0 * self.element as f64),
             Op::Step { .. } => moved(OPTIMIZER_BYTES),
@@ -129,7 +133,35 @@ impl RankTime<'_> {
         }
     }
 
-    fn message(&mut self, transfer: &Transfer) -> Message {
+    /// Returns the seconds of attention in an operation.
+    fn attention(&self, operation: &Operation) -> f64 {
+        match operation.op {
+            Op::Run { kind, .. } => self.passes(operation, kind, Work::attention_seconds),
+            _ => 0.0,
+        }
+    }
+
+    /// Adds up the passes over the functions of a call.
+    fn passes(&self, operation: &Operation, kind: Kind, seconds: fn(&Work, Pass, &Device) -> f64) -> f64 {
+        let passes: &[Pass] = match kind {
+            Kind::Forward(_) => &[Pass::Forward],
+            Kind::Recompute => &[Pass::Recompute],
+            Kind::Backward => &[Pass::Input, Pass::Weights],
+            Kind::Input => &[Pass::Input],
+            Kind::Weights => &[Pass::Weights],
+        };
+        let functions = &self.work[operation.functions.clone()];
+        functions.iter().flat_map(|work| passes.iter().map(|pass| seconds(work, *pass, &self.cluster.device))).sum()
+    }
+
+    fn exchange(&mut self, op: Op, transfer: &Transfer) -> Exchange {
+        if let Op::Recv { from: Peer::Stage(stage), .. } = op {
+            // The rank of that stage with the same place in it.
+            let of_stage = self.mesh.world_size() / self.mesh.ranks(&[Axis::Pp]);
+            let group = Group::new(vec![self.rank, stage * of_stage + self.rank % of_stage], self.cluster);
+            let seconds = self.cluster.communicate(Collective::PointToPoint, transfer.bytes as f64, &group);
+            return Exchange { axes: self.mesh.along(&transfer.axes), seconds };
+        }
         let Self { cluster, mesh, rank, sent, groups, .. } = self;
         let group = || match transfer.axes.as_slice() {
             // Of two ranks, the farthest that there are.
@@ -140,6 +172,6 @@ impl RankTime<'_> {
         let collective = collective_of(transfer.collective);
         let part = if collective == Collective::AllToAll { *sent } else { 1.0 };
         let seconds = cluster.communicate(collective, part * transfer.bytes as f64, group);
-        Message { axes: axes.clone(), seconds }
+        Exchange { axes: axes.clone(), seconds }
     }
 }

@@ -27,7 +27,7 @@ pub(crate) fn units(config: &Config, loads: &ExpertLoads, parallel: &Parallel, d
 pub(crate) fn check(config: &Config) -> Result<(), FsdpError> {
     let units = units(config, &ExpertLoads::new(config.moe.as_ref()), &Parallel::default(), &Device::flex());
     let (world_size, micro_batches) = (config.parallel.gpus, config.micro_batches());
-    let run = ForecastRun { world_size, rank: 0, micro_batches, calls: &[], on_cpu: true };
+    let run = ForecastRun { world_size, ranks: &[0], micro_batches, calls: &[], on_cpu: true };
     units.forecast(&config.fsdp(), run).map(drop)
 }
 

@@ -61,6 +61,7 @@ impl<B: 'static> Fsdp<B> {
             first_error: &self.first_error,
             batches,
             scales,
+            timed: self.timed.as_mut(),
         };
         Executor::new(rank, Work::new(self.watch.as_deref(), ops), look).run(ops)
     }

@@ -5,6 +5,7 @@ use super::sums_on_device::DeviceTotals;
 use super::{Backward, BeforeStep, Fsdp, NonFinite, StepReport};
 use crate::FsdpError;
 use crate::api::call::Output;
+use crate::exec::executor::TimedOp;
 use crate::shard::optimizer::GradientScale;
 use crate::shard::sharded_unit::ShardedUnit;
 use comm::Reduce;
@@ -109,10 +110,14 @@ impl<B: 'static> Fsdp<B> {
         let mut under_way = None;
         for op in ops {
             let Op::Step { unit } = *op else { continue };
+            let start = Instant::now();
             self.units[unit].step(lr, scale);
             let before = under_way.replace((unit, self.units[unit].replicate(&self.streams)));
             if let Some((unit, replicas)) = before {
                 self.units[unit].set_replicas(replicas.wait()?);
+            }
+            if let Some(timed) = &mut self.timed {
+                timed.push(TimedOp { op: *op, start, end: Instant::now() });
             }
         }
         if let Some((unit, replicas)) = under_way {

@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 
 /// A table of the layouts, what the fastest one waits for, and its configuration.
 pub fn text(found: &Found, config: &Config, cluster: &Cluster) -> String {
-    let Found { best, valid, fit } = found;
+    let Found { best, valid, examined } = found;
     let mut text = format!(
-        "{} on {} of {}: {valid} valid layouts, {fit} fit by the estimate\n\n{:>12}{:>14}{:>8}{:>12}   layout\n",
+        "{} on {} of {}: {valid} valid layouts; memory forecast for the {examined} that are estimated to be the fastest\n\n{:>12}{:>14}{:>8}{:>12}   layout\n",
         config.describe_model(),
         config.parallel.gpus,
         cluster.name,
@@ -51,7 +51,7 @@ pub fn json(found: &Found, cluster: &Cluster) -> String {
         })
     };
     let best: Vec<Value> = found.best.iter().map(layout).collect();
-    let found = json!({ "valid": found.valid, "fit": found.fit, "best": best });
+    let found = json!({ "valid": found.valid, "examined": found.examined, "best": best });
     serde_json::to_string_pretty(&found).expect("figures are plain data")
 }
 
@@ -69,9 +69,11 @@ fn settings(layout: &Layout) -> BTreeMap<&'static str, Value> {
     ]);
     if parallel.pp > 1 {
         settings.insert("parallel.schedule", json!(parallel.schedule));
-        if let Some(virtual_stages) = parallel.virtual_stages {
-            settings.insert("parallel.virtual_stages", json!(virtual_stages));
-        }
+        settings.insert("parallel.virtual_stages", json!(parallel.virtual_stages));
+    }
+    // What the search has cleared.
+    for key in ["parallel.dp_shard", "parallel.dp_replicate", "parallel.stages"] {
+        settings.insert(key, Value::Null);
     }
     settings
 }

@@ -104,7 +104,7 @@ fn received(by_axes: BTreeMap<String, TrafficTable>) -> Received {
 /// The closed form of [`metered`].
 fn expected(config: &Config, rank: usize) -> (Received, usize) {
     let (mut all, mut rest) = (Received::new(), 0);
-    for share in shares(config, rank) {
+    for share in shares(config, &[rank]).remove(0) {
         rest += share.at_rest;
         all.extend(share.received.into_iter().map(|(name, bytes)| ((share.axes.clone(), name), bytes)));
     }
@@ -207,7 +207,7 @@ fn a_pipelines_gradients_are_reduced_once_a_step() {
     let received = |setting: &str| {
         let config = config("gpt2", &[GPT2, &["parallel.gpus=4", "parallel.pp=2", setting]].concat());
         let reduced = |share: Share| share.received.get("reduce_scatter").copied().unwrap_or(0);
-        (shares(&config, 0).into_iter().map(reduced).sum::<usize>(), config.micro_batches())
+        (shares(&config, &[0]).remove(0).into_iter().map(reduced).sum::<usize>(), config.micro_batches())
     };
     let ((once, micro_batches), (each, _)) = (received("parallel.no_sync=null"), received("parallel.no_sync=false"));
     assert!(once > 0 && micro_batches > 1);
@@ -215,7 +215,8 @@ fn a_pipelines_gradients_are_reduced_once_a_step() {
     // Gradients of `shard_grad_op` are resident as shards.
     let [by_default, each] = ["parallel.no_sync=null", "parallel.no_sync=false"].map(|setting| {
         let strategy = "parallel.strategy=shard_grad_op";
-        shares(&config("gpt2", &[GPT2, &["parallel.gpus=4", "parallel.pp=2", strategy, setting]].concat()), 0)
+        shares(&config("gpt2", &[GPT2, &["parallel.gpus=4", "parallel.pp=2", strategy, setting]].concat()), &[0])
+            .remove(0)
     });
     assert_eq!(by_default, each);
 }

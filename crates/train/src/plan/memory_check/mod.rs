@@ -25,9 +25,9 @@ use crate::program;
 use advice::Patient;
 use available::Available;
 pub(crate) use estimate::Estimate;
-pub(crate) use need::forecast;
-use need::{Machine, Need, Pool};
-use rows::Row;
+pub(crate) use need::{Machine, forecast, of_rank, of_run};
+use need::{Need, Pool};
+pub(crate) use rows::Row;
 
 /// Fraction of the available memory above which the user is warned.
 const NEARLY: f64 = 0.9;

@@ -80,11 +80,16 @@ pub fn micro_batches(config: &Config) -> (usize, usize) {
 
 /// Forecasts a rank's memory from shapes alone.
 pub fn forecast(config: &Config, rank: usize) -> Forecast {
+    forecasts(config, &[rank]).remove(0)
+}
+
+/// Forecasts the memory of ranks.
+fn forecasts(config: &Config, ranks: &[usize]) -> Vec<Forecast> {
     let units = units(config, &ExpertLoads::new(config.moe.as_ref()), &Parallel::default(), &Device::flex());
     let micro_batches = config.micro_batches();
-    let calls = config.family().memory(&workload(config, rank));
+    let calls = config.family().memory(&workload(config, ranks[0]));
     let run =
-        ForecastRun { world_size: config.parallel.gpus, rank, micro_batches, calls: &calls, on_cpu: on_cpu(config) };
+        ForecastRun { world_size: config.parallel.gpus, ranks, micro_batches, calls: &calls, on_cpu: on_cpu(config) };
     units.forecast(&config.fsdp(), run).expect("the configuration is validated")
 }
 
@@ -101,12 +106,12 @@ fn of_a_device(config: &Config, machine: Machine) -> Vec<MemoryRows> {
         return std::iter::once(of_rank(config, 0)).chain(vec![others; ranks - 1]).collect();
     }
     let all: Vec<MemoryRows> = match is_block {
-        true => (0..config.parallel.gpus).map(|rank| of_rank(config, rank)).collect(),
+        true => rows_of(config, &(0..config.parallel.gpus).collect::<Vec<_>>()),
         // The ranks of a stage have equal needs.
         false => {
             let of_stage = config.parallel.gpus / config.parallel.pp;
-            let stage = |stage: usize| vec![of_rank(config, stage * of_stage + of_stage - 1); of_stage];
-            (0..config.parallel.pp).flat_map(stage).collect()
+            let last: Vec<usize> = (1..=config.parallel.pp).map(|stage| stage * of_stage - 1).collect();
+            rows_of(config, &last).into_iter().flat_map(|rows| vec![rows; of_stage]).collect()
         }
     };
     let of_device = |device| all.iter().skip(device).step_by(machine.devices).copied().collect();
@@ -119,11 +124,11 @@ fn of_a_device(config: &Config, machine: Machine) -> Vec<MemoryRows> {
 }
 
 /// The rows of one rank, without the allocator.
-fn of_rank(config: &Config, rank: usize) -> MemoryRows {
+pub fn of_rank(config: &Config, rank: usize) -> MemoryRows {
     let with_blocks = |count| {
         let mut config = config.clone();
         config.model.set_blocks(count);
-        rows(&config, rank)
+        rows_of(&config, &[rank]).remove(0)
     };
     let count = config.model.blocks();
     // A stage's memory does not grow linearly with the blocks like a whole model's.
@@ -134,8 +139,11 @@ fn of_rank(config: &Config, rank: usize) -> MemoryRows {
     with_blocks(BLOCKS / 2).with(with_blocks(BLOCKS), |half, full| full + (full - half) * times)
 }
 
-fn rows(config: &Config, rank: usize) -> MemoryRows {
-    let forecast = forecast(config, rank);
+fn rows_of(config: &Config, ranks: &[usize]) -> Vec<MemoryRows> {
+    forecasts(config, ranks).iter().map(|forecast| rows(config, forecast)).collect()
+}
+
+fn rows(config: &Config, forecast: &Forecast) -> MemoryRows {
     let mut rows = MemoryRows::default();
     for category in Category::ALL {
         let row = match category {
