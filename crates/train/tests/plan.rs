@@ -115,6 +115,16 @@ fn a_run_is_compared_with_its_plan() {
     assert!(String::from_utf8(output.stderr).unwrap().contains("absent has no profile: run it with"));
 }
 
+/// A sweep has a row for each value, that of a plan with this value, and tells which values cannot be.
+#[test]
+fn a_sweep_is_a_plan_for_each_value() {
+    let sweep = figures(&["--model=llama3-8b", "--sweep=parallel.gpus=8,16,24576"]);
+    let rows = sweep.as_array().unwrap();
+    assert_eq!(rows[0]["plan"], figures(&["--model=llama3-8b", "--gpus=8"]));
+    assert_eq!(rows[1]["plan"], figures(&["--model=llama3-8b", "--gpus=16"]));
+    assert!(rows[2]["error"].as_str().is_some_and(|error| error.contains("24576")), "{sweep}");
+}
+
 #[test]
 fn what_cannot_be_planned_is_refused() {
     let folder = tempdir().unwrap();
@@ -132,6 +142,8 @@ fn what_cannot_be_planned_is_refused() {
         (&["--model=gpt2", "--out=x"], "plan starts no run: leave --out out"),
         (&["--measure=x"], "give the file a name that ends with .yaml"),
         (&["--measure=mine.yaml"], "mine.yaml exists and is no cluster"),
+        (&["--model=gpt2", "--sweep=parallel.pp"], "give a key and its values"),
+        (&["--model=gpt2", "--sweep=parallel.pq=1,2"], "unknown key `parallel.pq`"),
         (&["--run=absent"], "absent/config.yaml"),
         (&["--model=gpt2", "--svg=absent/t.svg"], "absent/t.svg: No such file"),
     ] {

@@ -2,6 +2,7 @@
 
 mod compare;
 mod found;
+mod sweep;
 
 use super::train::{TrainArgs, stop_at_once};
 use crate::atomic_write::write_whole;
@@ -20,6 +21,7 @@ use data::{Tokenizer, TokenizerSpec};
 use plan::{Cluster, PlanError};
 use std::fs;
 use std::path::{Path, PathBuf};
+use sweep::Sweep;
 
 /// Estimate what a step takes on a cluster that need not exist: memory, time, and what it waits for
 #[derive(Debug, Args)]
@@ -33,6 +35,9 @@ pub struct PlanArgs {
     /// micro-batch, recomputation
     #[arg(long, conflicts_with_all = ["trace", "svg"])]
     find: bool,
+    /// Plan several values of a key, as in --sweep parallel.gpus=8,16,32 or --sweep train.seq_len=1024,4096
+    #[arg(long, value_name = "KEY=A,B,...", conflicts_with_all = ["find", "trace", "svg", "measure", "run"])]
+    sweep: Option<Sweep>,
     /// Measure the devices of this machine (choose with --device) for less than a minute, and write them as a cluster
     #[arg(long, value_name = "FILE", conflicts_with_all = ["find", "trace", "svg", "json", "cluster"])]
     measure: Option<PathBuf>,
@@ -92,18 +97,11 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         say(&compare::compare(run, &cluster)?);
         return Ok(());
     }
-    let mut config = args.train.shown()?;
-    if config.model.vocab_size() == 0 {
-        // Without a corpus, this is all that is known of its tokens.
-        let named = config.data.tokenizer.as_ref().map(TokenizerSpec::open).transpose().map_err(TrainError::from)?;
-        let tokenizer = named.flatten().unwrap_or_else(Tokenizer::byte);
-        set_vocabulary(&mut config, Some(tokenizer.vocab_size()))?;
+    if let Some(of) = &args.sweep {
+        say(&sweep::sweep(of, &args.train, &cluster, args.json)?);
+        return Ok(());
     }
-    on_cluster(&mut config, &cluster);
-    let gpus = config.parallel.gpus;
-    if let Some(room) = cluster.ranks().filter(|room| gpus > *room) {
-        return Err(PlanCommandError::TooSmall { gpus, cluster: cluster.name, room });
-    }
+    let config = configured(&args.train, &cluster)?;
     if args.find {
         let found = search(&config, &cluster)?;
         if found.best.is_empty() {
@@ -125,6 +123,23 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         say(&text(&config, &cluster, &plan));
     }
     Ok(())
+}
+
+/// Returns the configuration that arguments of training give, on a cluster.
+fn configured(train: &TrainArgs, cluster: &Cluster) -> Result<Config, PlanCommandError> {
+    let mut config = train.shown()?;
+    if config.model.vocab_size() == 0 {
+        // Without a corpus, this is all that is known of its tokens.
+        let named = config.data.tokenizer.as_ref().map(TokenizerSpec::open).transpose().map_err(TrainError::from)?;
+        let tokenizer = named.flatten().unwrap_or_else(Tokenizer::byte);
+        set_vocabulary(&mut config, Some(tokenizer.vocab_size()))?;
+    }
+    on_cluster(&mut config, cluster);
+    let gpus = config.parallel.gpus;
+    match cluster.ranks().filter(|room| gpus > *room) {
+        Some(room) => Err(PlanCommandError::TooSmall { gpus, cluster: cluster.name.clone(), room }),
+        None => Ok(config),
+    }
 }
 
 /// Measures this machine and writes it to a file, which may hold what was measured before.

@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Exit status after Ctrl-C or another signal; by convention 128 + SIGINT.
 const INTERRUPTED: u8 = 130;
 
-#[derive(Debug, Default, PartialEq, Args)]
+#[derive(Debug, Clone, Default, PartialEq, Args)]
 pub struct TrainArgs {
     /// A preset (the command `presets` lists them)
     #[arg(long, value_name = "NAME", conflicts_with = "config")]
@@ -319,6 +319,22 @@ impl TrainArgs {
             optim.min_lr = min_lr.parse().expect("a float is written as one");
         }
         optim.lr = lr;
+    }
+
+    /// Returns the same arguments with another value of a key.
+    pub fn with(&self, key: &str, value: &str) -> Self {
+        let mut with = self.clone();
+        // Flags take precedence over --set.
+        match key {
+            "parallel.gpus" => with.gpus = None,
+            "parallel.strategy" => with.strategy = None,
+            "train.steps" => with.steps = None,
+            "train.global_batch_size" => with.batch_size = None,
+            "train.seq_len" => with.seq_len = None,
+            _ => {}
+        }
+        with.set.push(format!("{key}={value}"));
+        with
     }
 
     /// The first option that only a run can use, if one is given.

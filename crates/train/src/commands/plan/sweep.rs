@@ -1,0 +1,79 @@
+//! A table of plans that differ in one key.
+
+use super::{PlanCommandError, configured};
+use crate::commands::train::TrainArgs;
+use crate::format::{bytes, human};
+use crate::plan::step_plan::{Figures, StepPlan};
+use plan::Cluster;
+use serde_json::json;
+use std::str::FromStr;
+
+/// A key and its values, as in `parallel.gpus=8,16`.
+#[derive(Debug, Clone)]
+pub struct Sweep {
+    key: String,
+    values: Vec<String>,
+}
+
+impl FromStr for Sweep {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (key, values) = text.split_once('=').unwrap_or((text, ""));
+        let values: Vec<String> = values.split(',').map(|value| value.trim().to_string()).collect();
+        if key.is_empty() || values.iter().any(String::is_empty) {
+            return Err("give a key and its values, as in parallel.gpus=8,16,32".into());
+        }
+        Ok(Self { key: key.into(), values })
+    }
+}
+
+/// Plans every value. Values that cannot be are told, unless none can.
+pub fn sweep(of: &Sweep, train: &TrainArgs, cluster: &Cluster, as_json: bool) -> Result<String, PlanCommandError> {
+    let plan = |value: &String| -> Result<Figures, PlanCommandError> {
+        let config = configured(&train.with(&of.key, value), cluster)?;
+        let figures = StepPlan::new(&config, cluster)?.figures;
+        Ok(figures)
+    };
+    let mut plans: Vec<(&String, Result<Figures, PlanCommandError>)> =
+        of.values.iter().map(|value| (value, plan(value))).collect();
+    if plans.iter().all(|(_, plan)| plan.is_err()) {
+        let (_, first) = plans.swap_remove(0);
+        return Err(first.expect_err("none is planned"));
+    }
+    if as_json {
+        let value = |(value, plan): &(&String, Result<Figures, PlanCommandError>)| match plan {
+            Ok(figures) => json!({ "value": value, "plan": figures }),
+            Err(error) => json!({ "value": value, "error": error.to_string() }),
+        };
+        let all: Vec<_> = plans.iter().map(value).collect();
+        return Ok(serde_json::to_string_pretty(&all).expect("figures are plain data"));
+    }
+    let width = of.values.iter().map(String::len).max().unwrap_or(0).max(of.key.len());
+    let mut text = format!(
+        "{:<width$}{:>12}{:>12}{:>8}{:>12}{:>10}{:>15}{:>10}",
+        of.key, "step, ms", "tokens/s", "MFU", "computes", "stages", "communication", "memory"
+    );
+    for (value, plan) in plans {
+        let row = match plan {
+            Err(error) => format!("  {error}"),
+            Ok(Figures { time, tokens_per_second, mfu, memory, .. }) => {
+                let part = |seconds: f64| format!("{:.0}%", 100.0 * seconds / time.step);
+                let exposed = time.exposed.iter().map(|(_, seconds)| seconds).sum();
+                format!(
+                    "{:>12.1}{:>12}{:>7.1}%{:>12}{:>10}{:>15}{:>10}{}",
+                    1e3 * time.step,
+                    human(tokens_per_second as usize),
+                    100.0 * mfu,
+                    part(time.compute),
+                    part(time.bubble),
+                    part(exposed),
+                    bytes(memory.most),
+                    if memory.fits { "" } else { "  does not fit" },
+                )
+            }
+        };
+        text += &format!("\n{value:<width$}{row}");
+    }
+    Ok(text)
+}
