@@ -71,8 +71,8 @@ struct Rank<'a> {
     transfers_end: f64,
     /// When each slot has its parameters, and over which axes.
     slots: HashMap<usize, (f64, usize)>,
-    /// When the reductions in flight have ended.
-    reduced: (f64, usize),
+    /// When the reduction of each unit has ended, and over which axes.
+    reduced: HashMap<usize, (f64, usize)>,
 }
 
 struct Simulation<'a> {
@@ -122,7 +122,7 @@ pub fn simulate(steps: &[RankProgram], cores: Option<SharedCores>) -> Result<Tim
         exchanges: 0,
         transfers_end: 0.0,
         slots: HashMap::new(),
-        reduced: (0.0, 0),
+        reduced: HashMap::new(),
     };
     let mut simulation = Simulation {
         now: 0.0,
@@ -213,7 +213,7 @@ impl Simulation<'_> {
         let first_step = || !rank.step.tasks[..rank.next].iter().rev().any(|task| matches!(task.op, Op::Step { .. }));
         let ready = match task.op {
             Op::Run { slot: Some(slot), .. } => rank.slots.get(&slot).map(|(end, axes)| (*end, Some(*axes))),
-            Op::Wait { .. } => Some((rank.reduced.0, Some(rank.reduced.1))),
+            Op::Wait { unit } => rank.reduced.get(&unit).map(|(end, axes)| (*end, Some(*axes))),
             Op::Recv { value, .. } => {
                 let takes: f64 = task.exchanges.iter().map(|exchange| exchange.seconds).sum();
                 self.sent.get(&(i, value)).map(|sent| (sent + takes, None))
@@ -269,7 +269,8 @@ impl Simulation<'_> {
                 rank.transfers_end = end;
                 match task.op {
                     Op::Gather { slot, .. } => _ = rank.slots.insert(slot, (end, axes)),
-                    _ => rank.reduced = (end, axes),
+                    Op::Reduce { unit, .. } | Op::Scatter { unit, .. } => _ = rank.reduced.insert(unit, (end, axes)),
+                    _ => {}
                 }
                 rank.next += 1;
             }

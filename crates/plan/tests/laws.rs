@@ -106,6 +106,25 @@ fn what_is_gathered_ahead_is_hidden() {
     assert!((late.step - ahead.step) > 14.0 * 0.25, "{late:?}");
 }
 
+/// The gradients of a pipeline go to the stage before without a wait for reductions: what they take shows once, at the
+/// end, and not once for each stage.
+#[test]
+fn reductions_delay_no_other_stage() {
+    let pipeline = Pipeline::new(Schedule::OneFOneB, 4, 1, 8).unwrap();
+    let ticks = of_ticks(Ticks { forward: 1, input: 1, weights: 1 });
+    let outline = Outline { reduces_once: true, ..outline(4, 2, false, Prefetch::None) };
+    let last_only = |exchange| {
+        let mut steps = steps(&outline, &pipeline, &ticks, exchange);
+        for task in steps.iter_mut().flat_map(|step| &mut step.tasks) {
+            if !matches!(task.op, Op::Reduce { sends: true, .. }) {
+                task.exchanges.clear();
+            }
+        }
+        summary(&steps, None).step
+    };
+    assert!((last_only(1.5) - last_only(0.0) - 1.5).abs() < 1e-6);
+}
+
 /// Ranks that share cores take turns: a pipeline on one CPU is no faster than its work, and where only one of four ranks
 /// computes, it uses one of two cores.
 #[test]

@@ -42,7 +42,8 @@ pub fn lower(outline: &Outline, pipeline: &Pipeline, place: Place) -> Vec<Op> {
     let mut actions = lowered(outline, pipeline, place, pipeline.program_of(place.stage), true);
     passes::add_calls(actions.iter_mut().flat_map(|(_, ops)| ops));
     passes::reduce(actions.iter_mut().flat_map(|(_, ops)| ops), outline.reduces_once);
-    let mut ops = scheduled(outline, actions);
+    let add_up = outline.reduces_once && pipeline.micro_batches() > 1;
+    let mut ops = scheduled(outline, actions, add_up);
     ops.extend(ties(outline, pipeline, place.stage));
     ops.extend(units_of(outline, pipeline, place.stage).into_iter().map(|unit| Op::Step { unit }));
     ops
@@ -51,7 +52,7 @@ pub fn lower(outline: &Outline, pipeline: &Pipeline, place: Place) -> Vec<Op> {
 /// Returns the operations of a rank in a forward of `micro_batches` micro-batches that no backward follows.
 pub fn lower_forward(outline: &Outline, pipeline: &Pipeline, place: Place, micro_batches: usize) -> Vec<Op> {
     let program = pipeline.forward_of(place.stage, micro_batches);
-    scheduled(outline, lowered(outline, pipeline, place, program, false))
+    scheduled(outline, lowered(outline, pipeline, place, program, false), false)
 }
 
 /// A lowering in progress.
@@ -117,19 +118,22 @@ fn taken_by(outline: &Outline, way: Direction, chunk: usize, micro_batch: usize)
     Value { way, call, micro_batch }
 }
 
-/// Decides when gathers start and end, and when reductions end.
-fn scheduled(outline: &Outline, actions: Vec<(Action, Vec<Op>)>) -> Vec<Op> {
+/// Decides when gathers start and end, and when reductions end. If gradients `add_up` over micro-batches, a rank holds
+/// the sums of all units already; then the last reductions may pile up, and none delays another stage.
+fn scheduled(outline: &Outline, actions: Vec<(Action, Vec<Op>)>, add_up: bool) -> Vec<Op> {
+    let awaited = |op: &Op| !(add_up && matches!(op, Op::Reduce { last: true, .. }));
     let of_action = |(action, ops)| {
         let is_forward = matches!(action, Action::Forward(_));
         let prefetch = if is_forward { outline.forward_prefetch } else { outline.backward_prefetch };
-        let ops = passes::wait_late(ops);
+        let ops = passes::wait_late(ops, awaited);
         match prefetch {
             Prefetch::None => ops,
             Prefetch::Pre => passes::gather_ahead(ops, 1),
             Prefetch::Post => passes::gather_before_reductions(ops),
         }
     };
-    let ops = actions.into_iter().flat_map(of_action).collect();
+    let ops = passes::send_before_waits(actions.into_iter().flat_map(of_action).collect());
+    let ops = passes::wait_at_end(ops);
     if outline.keeps_gathered { passes::keep_gathered(ops) } else { ops }
 }
 

@@ -71,7 +71,7 @@ pub enum Op {
         /// Whether this is the unit's last call in the micro-batch.
         last_call: bool,
     },
-    /// Waits for the reduction in flight and stores its result.
+    /// Waits for the unit's reduction in flight and stores its result.
     Wait {
         /// The unit.
         unit: usize,

@@ -160,9 +160,9 @@ impl<'a, B> Executor<'a, B> {
                 self.gradients.reduce((unit, micro_batch), &mut units[unit], streams, [sends, last]);
             }
             Op::Scatter { unit, from, last_call, .. } => {
-                self.gradients.scatter(&mut units[unit], streams, from, last_call);
+                self.gradients.scatter(unit, &mut units[unit], streams, from, last_call);
             }
-            Op::Wait { unit } => self.gradients.wait(&mut units[unit])?,
+            Op::Wait { unit } => self.gradients.wait(unit, &mut units[unit])?,
             Op::Send { value, to } => {
                 let x = self.values.remove(&value).expect("what is sent has been computed");
                 messages.send(value, &x, to)?;

@@ -22,7 +22,8 @@ pub(crate) struct GradientsInFlight {
     flat: Option<Vec<Tensor<1>>>,
     /// Sums over some of a unit's calls, by unit and micro-batch.
     sums: HashMap<(usize, usize), Vec<Counted>>,
-    reduction: Option<Reduction>,
+    /// By unit.
+    reductions: HashMap<usize, Reduction>,
 }
 
 struct Reduction {
@@ -56,17 +57,24 @@ impl GradientsInFlight {
         [sends, last]: [bool; 2],
     ) {
         let gradients = unit.reduce(streams, self.summed(of), sends, last);
-        self.reduction = Some(Reduction { gradients, done: true });
+        self.reductions.insert(of.0, Reduction { gradients, done: true });
     }
 
     /// Starts to scatter the gradients of a call from the rank that has them.
-    pub fn scatter(&mut self, unit: &mut ShardedUnit, streams: &CommStreams, from: usize, last_call: bool) {
+    pub fn scatter(
+        &mut self,
+        of: usize,
+        unit: &mut ShardedUnit,
+        streams: &CommStreams,
+        from: usize,
+        last_call: bool,
+    ) {
         let gradients = unit.scatter(streams, self.flat.take(), from, last_call);
-        self.reduction = Some(Reduction { gradients, done: last_call });
+        self.reductions.insert(of, Reduction { gradients, done: last_call });
     }
 
-    pub fn wait(&mut self, unit: &mut ShardedUnit) -> Result<(), FsdpError> {
-        let Reduction { gradients, done } = self.reduction.take().expect("a reduction is in flight");
+    pub fn wait(&mut self, of: usize, unit: &mut ShardedUnit) -> Result<(), FsdpError> {
+        let Reduction { gradients, done } = self.reductions.remove(&of).expect("a reduction is in flight");
         unit.set_gradients(gradients.wait()?, done);
         Ok(())
     }

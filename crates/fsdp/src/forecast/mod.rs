@@ -14,7 +14,7 @@ pub mod traffic;
 
 use self::shapes::{Class, ShapeCall, Shapes, Unit};
 use crate::shard::memory::{Bytes, Category, Ledger, MemoryGuard};
-use crate::{FsdpConfig, FsdpError, Memory, Units};
+use crate::{FsdpConfig, FsdpError, Memory, Strategy, Units};
 use schedule::{Keeps, Kind, Op};
 use std::collections::HashMap;
 
@@ -74,7 +74,7 @@ struct StepMemory<'a> {
     sums: HashMap<(usize, usize), MemoryGuard>,
     /// Waiting gradients for each unit and class: those of the shard, and whole ones that were not communicated.
     gradients: Vec<[[Option<MemoryGuard>; 2]; 4]>,
-    in_flight: Vec<MemoryGuard>,
+    in_flight: HashMap<usize, Vec<MemoryGuard>>,
     most: Bytes,
     working: usize,
 }
@@ -117,7 +117,7 @@ impl<'a> StepMemory<'a> {
             slots: HashMap::new(),
             saved: HashMap::new(),
             sums: HashMap::new(),
-            in_flight: vec![],
+            in_flight: HashMap::new(),
             most: Bytes::default(),
             working: 0,
         };
@@ -166,19 +166,20 @@ impl<'a> StepMemory<'a> {
             }
             Op::Scatter { unit, micro_batch, from, last_call } => {
                 let earlier = self.sums.remove(&(unit, micro_batch));
-                self.in_flight.extend(earlier);
+                self.in_flight.entry(unit).or_default().extend(earlier);
                 if last_call {
                     self.reduce(unit, true, from == rank);
                 } else {
                     let sum = |bytes: fn(&Class) -> usize| self.units[unit].trained().map(bytes).sum();
                     let in_flight = if from == rank { sum(|class| class.whole) } else { 0 };
-                    self.in_flight.push(self.hold(Category::Gradients, in_flight));
+                    let in_flight = self.hold(Category::Gradients, in_flight);
+                    self.in_flight.entry(unit).or_default().push(in_flight);
                     let part = self.hold(Category::Gradients, sum(|class| class.shard));
                     self.sums.insert((unit, micro_batch), part);
                 }
                 self.note(0);
             }
-            Op::Wait { .. } => self.in_flight.clear(),
+            Op::Wait { unit } => drop(self.in_flight.remove(&unit)),
             // Within a run, and with the optimizer's step.
             Op::Flatten { .. } | Op::Send { .. } | Op::Recv { .. } | Op::Tie { .. } | Op::Step { .. } => {}
         }
@@ -216,12 +217,20 @@ impl<'a> StepMemory<'a> {
         let gradient = |bytes| ledger.hold(Category::Gradients, bytes);
         for (class, [shard, whole]) in self.units[unit].trained().zip(&mut self.gradients[unit]) {
             if !sends && class.shards > 1 {
+                drop(whole.take());
                 *whole = Some(gradient(class.whole_fp32));
                 continue;
             }
+            // A rank on its own adds in place; under `block` it scatters to itself.
+            if class.shards * class.replicas == 1 && self.config.strategy != Strategy::Block {
+                drop(shard.take());
+                *shard = Some(gradient(class.shard));
+                continue;
+            }
             let in_flight = whole.take().map_or(if is_mine { class.whole } else { 0 }, |_| class.whole_fp32);
-            self.in_flight.push(gradient(in_flight));
-            self.in_flight.extend(shard.replace(gradient(class.shard)));
+            let holds = self.in_flight.entry(unit).or_default();
+            holds.push(gradient(in_flight));
+            holds.extend(shard.replace(gradient(class.shard)));
         }
     }
 

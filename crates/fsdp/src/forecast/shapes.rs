@@ -27,13 +27,14 @@ pub(crate) struct Unit {
     pub classes: Vec<Class>,
 }
 
-/// The bytes of a class of a unit's parameters: the rank's shard in fp32, all parameters (of cut ones, the rank's
-/// parts) in the compute type, and the same in fp32.
+/// A class of a unit's parameters: the numbers of its shards and of their copies, and the bytes of the rank's shard in
+/// fp32, of all parameters (of cut ones, the rank's parts) in the compute type, and of the same in fp32.
 #[derive(Clone, Copy)]
 pub(crate) struct Class {
     pub of: plan::Class,
     pub is_trained: bool,
     pub shards: usize,
+    pub replicas: usize,
     pub shard: usize,
     pub whole: usize,
     pub whole_fp32: usize,
@@ -73,13 +74,13 @@ impl Shapes {
         let parts = |class| mesh.ranks(&axes(class)[2]);
         let size = config.precision.param.dtype().size();
         let class = |ClassParams { class: of, is_trained, params }: ClassParams| {
-            let [shard, _, part] = axes(of);
-            let shards = mesh.ranks(&shard);
+            let [shard, replicate, part] = axes(of);
+            let (shards, replicas) = (mesh.ranks(&shard), mesh.ranks(&replicate));
             let place = [part.first().map_or(0, |axis| mesh.coordinate(rank, *axis)), parts(of)];
             let size = if of == plan::Class::Fp32 { size_of::<f32>() } else { size };
             let len = tensor_shard::layout(&params, place, shards).padded_len();
             let (whole, whole_fp32) = (len * size, len * size_of::<f32>());
-            Class { of, is_trained, shards, shard: whole_fp32 / shards, whole, whole_fp32 }
+            Class { of, is_trained, shards, replicas, shard: whole_fp32 / shards, whole, whole_fp32 }
         };
         let kept = rules.kept(config);
         let unit = |modules: &Modules| {

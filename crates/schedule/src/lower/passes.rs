@@ -41,25 +41,61 @@ pub fn reduce<'a>(ops: impl DoubleEndedIterator<Item = &'a mut Op>, once: bool) 
 }
 
 /// Waits for each reduction before the next one starts, or at the end: it overlaps with the backward of the next call,
-/// and finished gradients do not pile up behind a slow link.
+/// and finished gradients do not pile up behind a slow link. Reductions that are not `awaited` here are left alone.
 ///
 /// ```text
 /// before  B2.0 reduce2 B1.0 reduce1 B0.0 reduce0
 /// after   B2.0 reduce2 B1.0 wait2 reduce1 B0.0 wait1 reduce0 wait0
 /// ```
-pub fn wait_late(ops: Vec<Op>) -> Vec<Op> {
+pub fn wait_late(ops: Vec<Op>, awaited: impl Fn(&Op) -> bool) -> Vec<Op> {
     let (mut out, mut in_flight) = (Vec::with_capacity(ops.len() + 1), None);
     for op in ops {
         if is_reduction(&op) {
             out.extend(in_flight.take());
         }
-        if let Op::Reduce { unit, .. } | Op::Scatter { unit, .. } = op {
+        if let Op::Reduce { unit, .. } | Op::Scatter { unit, .. } = op
+            && awaited(&op)
+        {
             in_flight = Some(Op::Wait { unit });
         }
         out.push(op);
     }
     out.extend(in_flight);
     out
+}
+
+/// Waits at the end for the reductions that nothing has waited for.
+///
+/// ```text
+/// before  B2.3 reduce2 B1.3 reduce1 s<0.3
+/// after   B2.3 reduce2 B1.3 reduce1 s<0.3 wait2 wait1
+/// ```
+pub fn wait_at_end(mut ops: Vec<Op>) -> Vec<Op> {
+    let mut in_flight = vec![];
+    for op in &ops {
+        match op {
+            Op::Reduce { unit, .. } | Op::Scatter { unit, .. } => in_flight.push(*unit),
+            Op::Wait { unit } => in_flight.retain(|started| started != unit),
+            _ => {}
+        }
+    }
+    ops.extend(in_flight.into_iter().map(|unit| Op::Wait { unit }));
+    ops
+}
+
+/// Sends a gradient to the stage before, which has nothing else to do, without waiting for the reduction in flight.
+///
+/// ```text
+/// before  B1.0 flatten1 reduce1 wait1 s<0.0
+/// after   B1.0 flatten1 reduce1 s<0.0 wait1
+/// ```
+pub fn send_before_waits(mut ops: Vec<Op>) -> Vec<Op> {
+    for i in 1..ops.len() {
+        if let [Op::Wait { .. }, Op::Send { .. }] = ops[i - 1..=i] {
+            ops.swap(i - 1, i);
+        }
+    }
+    ops
 }
 
 /// Starts each gather where the one `depth` gathers earlier was needed, so that it overlaps with the run of the call in

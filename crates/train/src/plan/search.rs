@@ -48,12 +48,13 @@ pub(crate) struct Found {
     pub examined: usize,
 }
 
-/// Finds the fastest layouts of a run with its number of ranks, sequences per step and context parallelism.
+/// Finds the fastest layouts of a run with its number of ranks, sequences per step and context parallelism. Keys that are
+/// `fixed` keep their values.
 ///
 /// # Errors
 /// If a simulation fails.
-pub(crate) fn search(config: &Config, cluster: &Cluster) -> Result<Found, PlanError> {
-    let candidates = candidates(config, cluster);
+pub(crate) fn search(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) -> Result<Found, PlanError> {
+    let candidates = candidates(config, cluster, fixed);
     let valid = candidates.len();
     // The costs of a micro-batch are the same for all stages, schedules and strategies.
     let mut micro_batches = HashMap::new();
@@ -138,43 +139,49 @@ fn with_micro_batches(config: &Config, count: usize) -> Config {
     config
 }
 
-/// Valid layouts: stages and expert-parallel ranks that divide, tensor-parallel ranks and micro-batches that are powers
-/// of 2 (up to a node, and to 16), 1F1B, interleaved with two chunks, and zero bubble, `full_shard` and `zero1`, with
-/// recomputation of all blocks and of none.
-fn candidates(config: &Config, cluster: &Cluster) -> Vec<Config> {
-    let (gpus, blocks) = (config.parallel.gpus, config.model.blocks());
+/// Valid layouts, with the values of docs/plan.md for each key that is not `fixed`.
+fn candidates(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) -> Vec<Config> {
+    let (given, train) = (&config.parallel, &config.train);
+    let (gpus, blocks) = (given.gpus, config.model.blocks());
     let experts = config.expert_layers().map_or(1, |(_, experts)| experts);
-    let divisors = |of: usize, most: usize| (1..=of.min(most)).filter(move |size| of.is_multiple_of(*size));
-    let powers =
-        |most: usize| std::iter::successors(Some(1), |size| Some(2 * size)).take_while(move |size| *size <= most);
+    let divisors = |of: usize, most: usize| (1..=of.min(most)).filter(|size| of.is_multiple_of(*size)).collect();
+    let powers = |most: usize| (0..).map(|exponent| 1 << exponent).take_while(|size| *size <= most).collect();
+    let or_given = |key: &str, given: usize, values: Vec<usize>| if fixed(key) { vec![given] } else { values };
+    let micro_batches = match train.micro_batch_size {
+        Some(size) => or_given("train.micro_batch_size", size, powers(16)),
+        None => powers(16),
+    };
+    let schedules = match fixed("parallel.schedule") {
+        true => vec![(given.schedule, given.virtual_stages)],
+        false => vec![(Schedule::OneFOneB, None), (Schedule::Interleaved1F1B, Some(2)), (Schedule::ZeroBubble, None)],
+    };
+    let strategies = match fixed("parallel.strategy") {
+        true => vec![given.strategy],
+        false => vec![Strategy::FullShard, Strategy::Zero1],
+    };
+    let recomputations = match fixed("parallel.activation_checkpointing") {
+        true => vec![given.activation_checkpointing],
+        false => vec![ActivationCheckpointing::None, ActivationCheckpointing::Full],
+    };
     let mut found = vec![];
-    for pp in divisors(gpus, blocks + 1) {
-        let schedules: &[(Schedule, Option<usize>)] = match pp {
-            1 => &[(Schedule::OneFOneB, None)],
-            _ => &[(Schedule::OneFOneB, None), (Schedule::Interleaved1F1B, Some(2)), (Schedule::ZeroBubble, None)],
-        };
-        for (tp, ep) in powers(cluster.devices_per_node.min(gpus / pp))
-            .flat_map(|tp| divisors(experts, gpus / pp).map(move |ep| (tp, ep)))
-        {
+    for pp in or_given("parallel.pp", given.pp, divisors(gpus, blocks + 1)) {
+        let of_stage = gpus / pp;
+        let schedules = if pp == 1 { &[(Schedule::OneFOneB, None)] } else { &schedules[..] };
+        let tp = or_given("parallel.tp", given.tp, powers(cluster.devices_per_node.min(of_stage)));
+        let ep = or_given("parallel.ep", given.ep, divisors(experts, of_stage));
+        let others = iproduct!(&tp, &ep, &micro_batches, schedules, &strategies, &recomputations);
+        for (tp, ep, micro_batch, (schedule, virtual_stages), strategy, recomputation) in others {
             let mut config = config.clone();
             let parallel = &mut config.parallel;
-            (parallel.pp, parallel.tp, parallel.ep) = (pp, tp, ep);
-            (parallel.dp_shard, parallel.dp_replicate, parallel.stages) = (None, None, None);
-            for micro_batch in powers(16) {
-                for (schedule, virtual_stages) in schedules {
-                    for strategy in [Strategy::FullShard, Strategy::Zero1] {
-                        for recomputation in [ActivationCheckpointing::None, ActivationCheckpointing::Full] {
-                            let parallel = &mut config.parallel;
-                            (parallel.schedule, parallel.virtual_stages) = (*schedule, *virtual_stages);
-                            (parallel.strategy, parallel.activation_checkpointing) = (strategy, recomputation);
-                            config.train.micro_batch_size = Some(micro_batch);
-                            let per_rank = config.train.global_batch_size / config.parallel.data_parallel_size();
-                            if micro_batch <= per_rank.max(1) && config.validate().is_ok() {
-                                found.push(config.clone());
-                            }
-                        }
-                    }
-                }
+            (parallel.pp, parallel.tp, parallel.ep) = (pp, *tp, *ep);
+            (parallel.schedule, parallel.virtual_stages, parallel.stages) = (*schedule, *virtual_stages, None);
+            (parallel.strategy, parallel.activation_checkpointing) = (*strategy, *recomputation);
+            parallel.dp_shard = parallel.dp_shard.filter(|_| fixed("parallel.dp_shard"));
+            parallel.dp_replicate = parallel.dp_replicate.filter(|_| fixed("parallel.dp_replicate"));
+            config.train.micro_batch_size = Some(*micro_batch);
+            let per_rank = config.train.global_batch_size / config.parallel.data_parallel_size().max(1);
+            if *micro_batch <= per_rank.max(1) && config.validate().is_ok() {
+                found.push(config);
             }
         }
     }

@@ -376,6 +376,10 @@ fn a_run_measures_what_was_estimated() {
             gradients <= forecast.memory.peak[fsdp::Category::Gradients] as f64,
             "{overrides:?}: {gradients} of gradients"
         );
+        for category in fsdp::Category::ALL {
+            let (found, planned) = (memory[category.name()]["peak"].as_f64().unwrap(), forecast.memory.peak[category] as f64);
+            println!("PEAK {overrides:?} {} {found} {planned} {:.3}", category.name(), planned / found);
+        }
         let threads = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         let (found, expected) =
             (memory["activations"]["peak"].as_f64().unwrap(), forecast.memory.peak[fsdp::Category::Activations] as f64);
