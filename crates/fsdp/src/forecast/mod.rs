@@ -58,6 +58,22 @@ pub struct Forecast {
     pub model: usize,
 }
 
+/// Gradients on their way to their shards. When they have arrived, the new sum is beside them for a moment.
+struct InFlight {
+    sum: usize,
+    of: SumOf,
+    /// The gradients, and earlier sums.
+    held: Vec<MemoryGuard>,
+}
+
+/// What a sum of gradients is of.
+enum SumOf {
+    /// All calls, for this class.
+    Class(usize),
+    /// Some calls of this micro-batch, for all classes.
+    Calls(usize),
+}
+
 /// A rank's ledger while operations hold bytes.
 struct StepMemory<'a> {
     config: &'a FsdpConfig,
@@ -74,7 +90,8 @@ struct StepMemory<'a> {
     sums: HashMap<(usize, usize), MemoryGuard>,
     /// Waiting gradients for each unit and class: those of the shard, and whole ones that were not communicated.
     gradients: Vec<[[Option<MemoryGuard>; 2]; 4]>,
-    in_flight: HashMap<usize, Vec<MemoryGuard>>,
+    /// By unit.
+    in_flight: HashMap<usize, Vec<InFlight>>,
     most: Bytes,
     working: usize,
 }
@@ -159,29 +176,36 @@ impl<'a> StepMemory<'a> {
                 self.sums.insert((unit, micro_batch), self.hold(Category::Gradients, sum));
                 self.note(0);
             }
-            Op::Reduce { unit, micro_batch, sends, .. } => {
+            Op::Reduce { unit, micro_batch, sends, last } => {
                 drop(self.sums.remove(&(unit, micro_batch)));
-                self.reduce(unit, sends, true);
+                self.reduce(unit, [sends, last], true);
                 self.note(0);
             }
             Op::Scatter { unit, micro_batch, from, last_call } => {
-                let earlier = self.sums.remove(&(unit, micro_batch));
-                self.in_flight.entry(unit).or_default().extend(earlier);
+                let later_calls = self.sums.remove(&(unit, micro_batch));
                 if last_call {
-                    self.reduce(unit, true, from == rank);
+                    self.reduce(unit, [true, false], from == rank);
+                    if let Some(first) = self.in_flight.get_mut(&unit).and_then(|classes| classes.first_mut()) {
+                        first.held.extend(later_calls);
+                    }
                 } else {
                     let sum = |bytes: fn(&Class) -> usize| self.units[unit].trained().map(bytes).sum();
-                    let in_flight = if from == rank { sum(|class| class.whole) } else { 0 };
-                    let in_flight = self.hold(Category::Gradients, in_flight);
-                    self.in_flight.entry(unit).or_default().push(in_flight);
-                    let part = self.hold(Category::Gradients, sum(|class| class.shard));
-                    self.sums.insert((unit, micro_batch), part);
+                    let sent = if from == rank { sum(|class| class.whole) } else { 0 };
+                    let sent = self.hold(Category::Gradients, sent);
+                    let (of, sum) = (SumOf::Calls(micro_batch), sum(|class| class.shard));
+                    let held = [sent].into_iter().chain(later_calls).collect();
+                    self.in_flight.entry(unit).or_default().push(InFlight { sum, of, held });
                 }
                 self.note(0);
             }
-            Op::Wait { unit } => drop(self.in_flight.remove(&unit)),
+            Op::Wait { unit } => self.arrive(unit),
+            Op::Tie { unit, .. } => {
+                let sum = self.units[unit].trained().map(|class| class.shard).sum();
+                let _sum = self.hold(Category::Gradients, sum); // beside what it is a sum of
+                self.note(0);
+            }
             // Within a run, and with the optimizer's step.
-            Op::Flatten { .. } | Op::Send { .. } | Op::Recv { .. } | Op::Tie { .. } | Op::Step { .. } => {}
+            Op::Flatten { .. } | Op::Send { .. } | Op::Recv { .. } | Op::Step { .. } => {}
         }
     }
 
@@ -193,10 +217,11 @@ impl<'a> StepMemory<'a> {
             Kind::Forward(Keeps::Input) => self.hold(Category::Activations, bytes.input),
             Kind::Forward(Keeps::Graph | Keeps::HollowGraph) => self.hold(Category::Activations, bytes.graph),
             Kind::Recompute => self.hold(Category::Activations, bytes.graph - bytes.input),
-            // Gradients that are already available count as the whole unit's, an upper bound.
+            // The gradients of matrices follow with the weights; those of an embedding, the first call, do not.
             Kind::Input => {
                 self.note(bytes.backward);
-                self.hold(Category::Gradients, gradient)
+                let vectors = self.units[unit].trained().map(|class| class.vectors).sum();
+                self.hold(Category::Gradients, if call == 0 { gradient } else { vectors })
             }
             Kind::Backward => {
                 self.note(bytes.backward + gradient);
@@ -212,25 +237,44 @@ impl<'a> StepMemory<'a> {
     }
 
     /// Sends the gradient of a unit to its shards, or keeps it whole; `is_mine` if this rank has computed it.
-    fn reduce(&mut self, unit: usize, sends: bool, is_mine: bool) {
+    fn reduce(&mut self, unit: usize, [sends, last]: [bool; 2], is_mine: bool) {
         let ledger = self.ledger.clone();
         let gradient = |bytes| ledger.hold(Category::Gradients, bytes);
-        for (class, [shard, whole]) in self.units[unit].trained().zip(&mut self.gradients[unit]) {
+        for (i, (class, [shard, whole])) in self.units[unit].trained().zip(&mut self.gradients[unit]).enumerate() {
             if !sends && class.shards > 1 {
                 drop(whole.take());
                 *whole = Some(gradient(class.whole_fp32));
                 continue;
             }
-            // A rank on its own adds in place; under `block` it scatters to itself.
-            if class.shards * class.replicas == 1 && self.config.strategy != Strategy::Block {
+            // What is not sharded is added in place; under `block`, one rank scatters to itself.
+            if class.shards == 1 && self.config.strategy != Strategy::Block {
                 drop(shard.take());
-                *shard = Some(gradient(class.shard));
+                let sum = gradient(class.shard);
+                if last && class.replicas > 1 {
+                    let in_flight = InFlight { sum: class.shard, of: SumOf::Class(i), held: vec![sum] };
+                    self.in_flight.entry(unit).or_default().push(in_flight);
+                } else {
+                    *shard = Some(sum);
+                }
                 continue;
             }
-            let in_flight = whole.take().map_or(if is_mine { class.whole } else { 0 }, |_| class.whole_fp32);
-            let holds = self.in_flight.entry(unit).or_default();
-            holds.push(gradient(in_flight));
-            holds.extend(shard.replace(gradient(class.shard)));
+            let sent = whole.take().map_or(if is_mine { class.whole } else { 0 }, |_| class.whole_fp32);
+            let held = [gradient(sent)].into_iter().chain(shard.take()).collect();
+            let in_flight = InFlight { sum: class.shard, of: SumOf::Class(i), held };
+            self.in_flight.entry(unit).or_default().push(in_flight);
+        }
+    }
+
+    /// Ends the reduction of a unit.
+    fn arrive(&mut self, unit: usize) {
+        for InFlight { sum, of, held } in self.in_flight.remove(&unit).into_iter().flatten() {
+            let sum = self.hold(Category::Gradients, sum);
+            self.note(0);
+            match of {
+                SumOf::Class(class) => self.gradients[unit][class][0] = Some(sum),
+                SumOf::Calls(micro_batch) => _ = self.sums.insert((unit, micro_batch), sum),
+            }
+            drop(held);
         }
     }
 
@@ -257,11 +301,10 @@ impl<'a> StepMemory<'a> {
         here.iter().flat_map(unit).collect()
     }
 
-    /// Holds new replicas: while units step, those of two units (or of the only one) exist in addition to the old ones.
+    /// Holds a new replica: while units step, that of one unit exists in addition to the old ones.
     fn new_replicas(&self, here: &[usize]) -> MemoryGuard {
         let replica = |class: &Class| if class.replicates(self.config) { class.whole } else { 0 };
-        let replicas: Vec<usize> = here.iter().map(|unit| self.units[*unit].trained().map(replica).sum()).collect();
-        let most = replicas.chunks(1).chain(replicas.windows(2)).map(|new| new.iter().sum()).max().unwrap_or(0);
-        self.hold(Category::Parameters, most)
+        let replicas = here.iter().map(|unit| self.units[*unit].trained().map(replica).sum());
+        self.hold(Category::Parameters, replicas.max().unwrap_or(0))
     }
 }

@@ -38,6 +38,8 @@ pub(crate) struct Class {
     pub shard: usize,
     pub whole: usize,
     pub whole_fp32: usize,
+    /// What of all parameters in the compute type is no matrix.
+    pub vectors: usize,
 }
 
 /// A call: its unit, and the range of the model's functions that it consists of.
@@ -80,7 +82,9 @@ impl Shapes {
             let size = if of == plan::Class::Fp32 { size_of::<f32>() } else { size };
             let len = tensor_shard::layout(&params, place, shards).padded_len();
             let (whole, whole_fp32) = (len * size, len * size_of::<f32>());
-            Class { of, is_trained, shards, replicas, shard: whole_fp32 / shards, whole, whole_fp32 }
+            let no_matrix = params.iter().filter(|param| param.shape.len() < 2);
+            let vectors = no_matrix.map(|param| param.region(place).size.iter().product::<usize>() * size).sum();
+            Class { of, is_trained, shards, replicas, shard: whole_fp32 / shards, whole, whole_fp32, vectors }
         };
         let kept = rules.kept(config);
         let unit = |modules: &Modules| {

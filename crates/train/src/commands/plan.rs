@@ -12,9 +12,9 @@ use crate::error::TrainError;
 use crate::format::{bytes, count, human};
 use crate::host::launch::Launch;
 use crate::plan::measure::measure;
-use crate::plan::search::search;
+use crate::plan::search::{Found, search};
 use crate::plan::step_plan::StepPlan;
-use crate::terminal::say;
+use crate::terminal::{say, to_stderr};
 use crate::training::set_vocabulary;
 use clap::Args;
 use data::{Tokenizer, TokenizerSpec};
@@ -67,10 +67,18 @@ pub enum PlanCommandError {
     )]
     TooSmall { gpus: usize, cluster: String, room: usize },
     #[error(
-        "of {valid} valid layouts, none of the {examined} that are estimated to be the fastest or the smallest fits: give more --gpus or a cluster \
-         with more memory"
+        "of {valid} valid layouts, none of the {examined} that are estimated to be the fastest or the smallest fits: the smallest needs {needs} \
+         per device of {has}: give more --gpus, a cluster with more memory, or shorter sequences"
     )]
-    Nothing { valid: usize, examined: usize },
+    Nothing { valid: usize, examined: usize, needs: String, has: String },
+    #[error("no layout of {0} ranks is valid with what the command line sets: leave keys of the layout out, or change --gpus")]
+    NoLayout(usize),
+    #[error("--run plans the run's own configuration: leave the options of training out")]
+    OfTheRun,
+    #[error("--measure measures devices, which --device chooses: leave the other options of training out")]
+    OfDevices,
+    #[error("{}: there is no folder {}: create it, or give another path", path.display(), folder.display())]
+    NoFolder { path: PathBuf, folder: PathBuf },
     #[error("the run computed on {run}, and cluster {cluster} has {has}: give its own with --cluster")]
     OtherDevice { run: &'static str, cluster: String, has: &'static str },
     #[error("{} has made no step yet", .0.display())]
@@ -87,6 +95,9 @@ pub enum PlanCommandError {
 
 pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
     if let Some(path) = &args.measure {
+        if args.train.without_device() != TrainArgs::default() {
+            return Err(PlanCommandError::OfDevices);
+        }
         return measured(args.train.device(), path);
     }
     if let Some(option) = args.train.of_runs() {
@@ -94,6 +105,9 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
     }
     let cluster = Cluster::named(&args.cluster)?;
     if let Some(run) = &args.run {
+        if args.train != TrainArgs::default() {
+            return Err(PlanCommandError::OfTheRun);
+        }
         say(&compare::compare(run, &cluster)?);
         return Ok(());
     }
@@ -103,11 +117,22 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
     }
     let config = configured(&args.train, &cluster)?;
     if args.find {
-        let found = search(&config, &cluster)?;
-        if found.best.is_empty() {
-            return Err(PlanCommandError::Nothing { valid: found.valid, examined: found.examined });
+        let found = search(&config, &cluster, &|key| args.train.fixes(key))?;
+        if found.valid == 0 {
+            return Err(PlanCommandError::NoLayout(config.parallel.gpus));
         }
-        say(&if args.json { found::json(&found, &cluster) } else { found::text(&found, &config, &cluster) });
+        if found.best.is_empty() {
+            let Found { valid, examined, smallest, .. } = found;
+            let (needs, has) = (bytes(smallest), bytes(cluster.device.memory as usize));
+            return Err(PlanCommandError::Nothing { valid, examined, needs, has });
+        }
+        say(&match args.json {
+            true => found::json(&found, &cluster),
+            false => {
+                let file = args.train.file(&config, &found::settings(&found.best[0]))?;
+                found::text(&found, &config, &cluster) + "\n\n# train --config FILE\n" + file.trim_end()
+            }
+        });
         return Ok(());
     }
     let plan = StepPlan::new(&config, &cluster)?;
@@ -150,6 +175,7 @@ fn measured(device: &str, path: &Path) -> Result<(), PlanCommandError> {
     if path.exists() && !fs::read_to_string(path).is_ok_and(|text| Cluster::parse("", &text).is_ok()) {
         return Err(PlanCommandError::NoCluster { path: path.into() });
     }
+    in_folder(path)?;
     let launch = Launch::threads();
     stop_at_once(Scratch::remover(&launch));
     let cluster = measure(device, &Scratch::at(&launch)?)?;
@@ -168,7 +194,18 @@ fn on_cluster(config: &mut Config, cluster: &Cluster) {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), PlanCommandError> {
-    fs::write(path, text).map_err(|source| PlanCommandError::Write { path: path.into(), source })
+    in_folder(path)?;
+    fs::write(path, text).map_err(|source| PlanCommandError::Write { path: path.into(), source })?;
+    to_stderr(&format!("wrote {}", path.display()));
+    Ok(())
+}
+
+/// Refuses a path in a folder that there is not.
+fn in_folder(path: &Path) -> Result<(), PlanCommandError> {
+    match path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        Some(folder) => Err(PlanCommandError::NoFolder { path: path.into(), folder: folder.into() }),
+        None => Ok(()),
+    }
 }
 
 fn text(config: &Config, cluster: &Cluster, plan: &StepPlan) -> String {

@@ -1,7 +1,7 @@
 //! Training, which is the command without a subcommand.
 
 use super::values::{number, whole_number};
-use crate::config::{Config, Source, Validation, is_overridden, names_of, presets, strategy_called};
+use crate::config::{Config, Source, Validation, file_with, is_overridden, names_of, presets, strategy_called};
 use crate::dry_run::Scratch;
 use crate::ending;
 use crate::error::TrainError;
@@ -18,6 +18,8 @@ use checkpoint::{Checkpoint, Folder};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use fsdp::Strategy;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -335,6 +337,34 @@ impl TrainArgs {
         }
         with.set.push(format!("{key}={value}"));
         with
+    }
+
+    /// Returns a configuration file of what these arguments give, and of more settings.
+    pub fn file(&self, config: &Config, more: &BTreeMap<&str, Value>) -> Result<String, TrainError> {
+        let (lr, seed) = (self.lr.is_some(), self.seed.is_some());
+        let flags = [
+            (lr, "optim.lr", json!(config.optim.lr)),
+            (lr, "optim.min_lr", json!(config.optim.min_lr)),
+            (seed, "train.seed", json!(config.train.seed)),
+            (self.data.is_some(), "data.source", json!(config.data.source)),
+            (self.val_data.is_some(), "data.validation", json!(config.data.validation)),
+        ];
+        let flags = flags.iter().filter(|(given, ..)| *given).map(|(_, key, value)| (*key, value));
+        let more = more.iter().map(|(key, value)| (*key, value));
+        let settings = flags.chain(more).map(|(key, value)| format!("{key}={value}"));
+        let base = self.config.as_deref().map(Source::File);
+        let base = base.or(self.model.as_deref().map(Source::Preset));
+        file_with(base, &self.overrides(None).into_iter().chain(settings).collect::<Vec<_>>())
+    }
+
+    /// Whether the command line sets a key of the configuration.
+    pub fn fixes(&self, key: &str) -> bool {
+        is_overridden(&self.overrides(None), key)
+    }
+
+    /// Returns the same arguments without --device.
+    pub fn without_device(&self) -> Self {
+        Self { device: None, ..self.clone() }
     }
 
     /// The first option that only a run can use, if one is given.

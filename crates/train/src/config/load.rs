@@ -159,6 +159,13 @@ pub(crate) fn is_overridden(overrides: &[String], key: &str) -> bool {
     names.try_fold(first, |value, name| Some(value?.get(name))).flatten().is_some()
 }
 
+/// Returns a configuration file that inherits from `base` and has the overrides.
+pub(crate) fn file_with(base: Option<Source>, overrides: &[String]) -> Result<String, TrainError> {
+    let mut layer: Mapping = base.iter().map(|base| ("base".into(), base.to_string().into())).collect();
+    merge(&mut layer, parse_overrides(overrides)?);
+    Ok(yaml_serde::to_string(&layer).expect("a layer is plain data"))
+}
+
 /// Parses the overrides into one layer.
 fn parse_overrides(overrides: &[String]) -> Result<Mapping, TrainError> {
     let mut layer = Mapping::new();

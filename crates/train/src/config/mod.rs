@@ -35,7 +35,7 @@ pub use data_source::{DataConfig, Validation};
 pub use describe::reference;
 pub use learning_rate::LrSchedule;
 pub use load::Source;
-pub(crate) use load::is_overridden;
+pub(crate) use load::{file_with, is_overridden};
 pub use model::ModelConfig;
 pub use parallel::ParallelConfig;
 pub use precision::{ParamType, PrecisionConfig};

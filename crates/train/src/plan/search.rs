@@ -46,6 +46,8 @@ pub(crate) struct Found {
     pub valid: usize,
     /// Layouts whose memory was forecast.
     pub examined: usize,
+    /// Bytes that the layout takes which is estimated to be the smallest, if none fits.
+    pub smallest: usize,
 }
 
 /// Finds the fastest layouts of a run with its number of ranks, sequences per step and context parallelism. Keys that are
@@ -70,11 +72,13 @@ pub(crate) fn search(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) ->
     let ranks = if cluster.is_cpu() { config.parallel.gpus.min(cluster.devices_per_node) } else { 1 };
     let is_large = |of: &Estimate| ranks as f64 * of.bytes > LARGE * cluster.device.memory;
     estimates.sort_by(|(a, _), (b, _)| is_large(a).cmp(&is_large(b)).then(a.seconds.total_cmp(&b.seconds)));
+    let mut smallest = 0;
     let (mut fitting, mut examined) = first_fitting(estimates.iter().map(|(_, config)| config), cluster);
     if fitting.is_empty() {
         estimates.sort_by(|(a, _), (b, _)| a.bytes.total_cmp(&b.bytes));
-        let (smallest, more) = first_fitting(estimates.iter().map(|(_, config)| config), cluster);
-        (fitting, examined) = (smallest, (examined + more).min(valid));
+        smallest = estimates.first().map_or(0, |(_, config)| device_memory(config, cluster).most);
+        let (small, more) = first_fitting(estimates.iter().map(|(_, config)| config), cluster);
+        (fitting, examined) = (small, (examined + more).min(valid));
     }
     let layouts = in_parallel(&fitting, |(config, memory)| {
         summary(config, cluster).map(|time| Layout { config: config.clone(), time, memory: memory.clone() })
@@ -82,7 +86,7 @@ pub(crate) fn search(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) ->
     let mut best = layouts.into_iter().collect::<Result<Vec<Layout>, PlanError>>()?;
     best.sort_by(|a, b| a.time.step.total_cmp(&b.time.step));
     best.truncate(SHOWN);
-    Ok(Found { best, valid, examined })
+    Ok(Found { best, valid, examined, smallest })
 }
 
 /// Returns the first layouts whose memory fits, with that, and the number of layouts that were examined.
@@ -169,8 +173,12 @@ fn candidates(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) 
         let schedules = if pp == 1 { &[(Schedule::OneFOneB, None)] } else { &schedules[..] };
         let tp = or_given("parallel.tp", given.tp, powers(cluster.devices_per_node.min(of_stage)));
         let ep = or_given("parallel.ep", given.ep, divisors(experts, of_stage));
-        let others = iproduct!(&tp, &ep, &micro_batches, schedules, &strategies, &recomputations);
-        for (tp, ep, micro_batch, (schedule, virtual_stages), strategy, recomputation) in others {
+        let axes = tp.iter().flat_map(|tp| ep.iter().map(move |ep| (tp, ep)));
+        let kinds = axes.flat_map(|axes| schedules.iter().map(move |schedule| (axes, schedule)));
+        let sizes = kinds.flat_map(|kinds| micro_batches.iter().map(move |size| (kinds, size)));
+        let memory = || strategies.iter().flat_map(|strategy| recomputations.iter().map(move |again| (strategy, again)));
+        let all = sizes.flat_map(|sizes| memory().map(move |memory| (sizes, memory)));
+        for ((((tp, ep), (schedule, virtual_stages)), micro_batch), (strategy, recomputation)) in all {
             let mut config = config.clone();
             let parallel = &mut config.parallel;
             (parallel.pp, parallel.tp, parallel.ep) = (pp, *tp, *ep);

@@ -6,6 +6,7 @@ use super::{Backward, BeforeStep, Fsdp, NonFinite, StepReport};
 use crate::FsdpError;
 use crate::api::call::Output;
 use crate::exec::executor::TimedOp;
+use crate::groups::comm_thread::Pending;
 use crate::shard::optimizer::GradientScale;
 use crate::shard::sharded_unit::ShardedUnit;
 use comm::Reduce;
@@ -107,15 +108,15 @@ impl<B: 'static> Fsdp<B> {
     fn step_units(&mut self, ops: &[Op], lr: f64, scale: &GradientScale) -> Result<(), FsdpError> {
         // The replica of a unit is in flight while the next unit steps. More replicas in flight would take more memory,
         // because the old replicas still exist.
-        let mut under_way = None;
+        let mut under_way: Option<(usize, Pending<_>)> = None;
         for op in ops {
             let Op::Step { unit } = *op else { continue };
             let start = Instant::now();
             self.units[unit].step(lr, scale);
-            let before = under_way.replace((unit, self.units[unit].replicate(&self.streams)));
-            if let Some((unit, replicas)) = before {
-                self.units[unit].set_replicas(replicas.wait()?);
+            if let Some((before, replicas)) = under_way.take() {
+                self.units[before].set_replicas(replicas.wait()?);
             }
+            under_way = Some((unit, self.units[unit].replicate(&self.streams)));
             if let Some(timed) = &mut self.timed {
                 timed.push(TimedOp { op: *op, start, end: Instant::now() });
             }

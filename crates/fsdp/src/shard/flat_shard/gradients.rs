@@ -29,21 +29,20 @@ impl FlatShard {
             return None;
         }
         let earlier = self.gradient.take();
-        if plan.shards == 1 && plan.replicas == 1 {
+        if plan.shards == 1 {
             let sum = add(earlier.map(|earlier| earlier.tensor), plan.to_rest(gradient));
-            return Some(Pending::ready(plan.count(sum, Category::Gradients)));
+            return Some(match last && plan.replicas > 1 {
+                true => self.all_reduce(streams, plan.count(hand_over(sum), Category::Gradients)),
+                false => Pending::ready(plan.count(sum, Category::Gradients)),
+            });
         }
         let in_flight = plan.count(hand_over(gradient), Category::Gradients);
         Some(streams.reduce.submit(move |groups| {
+            let in_flight = in_flight; // with its count: a closure captures single fields
             let (gradient, groups) = (in_flight.tensor.clone(), groups.of(plan.class));
             let mut earlier = earlier.as_ref().map(|earlier| earlier.tensor.clone());
-            let part = match plan.shards {
-                1 => gradient,
-                _ => {
-                    let onto = if plan.offloads { None } else { earlier.take() };
-                    groups.shard.reduce_scatter_onto(gradient.cast(plan.reduce.dtype()), onto)?
-                }
-            };
+            let onto = if plan.offloads { None } else { earlier.take() };
+            let part = groups.shard.reduce_scatter_onto(gradient.cast(plan.reduce.dtype()), onto)?;
             let sum = if last && plan.replicas > 1 {
                 let sum = add(earlier.map(|earlier| earlier.to_device(&plan.device)), part.cast(DType::F32));
                 sum_over_replicas(&plan, &groups.replicate, sum)?
@@ -52,6 +51,17 @@ impl FlatShard {
             };
             Ok(plan.count(sum, Category::Gradients))
         }))
+    }
+
+    /// Starts to sum a gradient, which is not sharded, over the replicas.
+    fn all_reduce(&self, streams: &CommStreams, gradient: Counted) -> Pending<Counted> {
+        let plan = self.plan.clone();
+        streams.reduce.submit(move |groups| {
+            let gradient = gradient; // with its count: a closure captures single fields
+            let mine = gradient.tensor.clone().to_device(&plan.device);
+            let sum = sum_over_replicas(&plan, &groups.of(plan.class).replicate, mine)?;
+            Ok(plan.count(sum, Category::Gradients))
+        })
     }
 
     /// Does the work of [`reduce`](Self::reduce) for a call that only rank `from` has computed: it gives each rank its
@@ -86,6 +96,7 @@ impl FlatShard {
         let tie = self.tie()?;
         let (gradient, plan) = (self.gradient.take()?, self.plan.clone());
         Some(streams.reduce.submit(move |groups| {
+            let gradient = gradient; // with its count
             let mine = gradient.tensor.clone().to_device(&plan.device);
             let sum = groups.ties[tie].all_reduce(mine, Reduce::Sum)?;
             Ok(plan.count(sum.to_device(&plan.rest_device), Category::Gradients))

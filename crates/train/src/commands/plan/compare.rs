@@ -47,8 +47,11 @@ pub fn compare(run: &Path, cluster: &Cluster) -> Result<String, PlanCommandError
     let figures = StepPlan::new(&config, cluster)?.figures;
     let mut text = format!("{:<34}{:>12}{:>12}{:>12}\n", "", "planned", "measured", "difference");
     let mut row = |name: &str, planned: f64, measured: f64, show: &dyn Fn(f64) -> String| {
-        let difference =
-            if measured > 0.0 { format!("{:+.0}%", 100.0 * (planned / measured - 1.0)) } else { "-".into() };
+        let difference = match (100.0 * (planned / measured - 1.0)).round() {
+            _ if measured <= 0.0 => "-".into(),
+            0.0 => "0%".into(),
+            percent => format!("{percent:+.0}%"),
+        };
         text += &format!("{name:<34}{:>12}{:>12}{difference:>12}\n", show(planned), show(measured));
     };
     let step = measured.step();

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 /// A table of the layouts, what the fastest one waits for, and its configuration.
 pub fn text(found: &Found, config: &Config, cluster: &Cluster) -> String {
-    let Found { best, valid, examined } = found;
+    let Found { best, valid, examined, .. } = found;
     let mut text = format!(
         "{} on {} of {}: {valid} valid layouts; memory forecast for the {examined} that are estimated to be the fastest\n\n{:>12}{:>14}{:>8}{:>12}   layout\n",
         config.describe_model(),
@@ -38,7 +38,7 @@ pub fn text(found: &Found, config: &Config, cluster: &Cluster) -> String {
     let mut parts = vec![format!("{} computation", part(fastest.time.compute))];
     parts.extend(fastest.time.exposed.iter().map(|(axes, seconds)| format!("{} waiting for {axes}", part(*seconds))));
     parts.push(format!("{} waiting for stages", part(fastest.time.bubble)));
-    text + &format!("\nthe fastest: {}\n\n{}", parts.join(", "), yaml(fastest))
+    text + &format!("\nthe fastest: {}", parts.join(", "))
 }
 
 /// The layouts as JSON.
@@ -56,7 +56,7 @@ pub fn json(found: &Found, cluster: &Cluster) -> String {
 }
 
 /// The keys that the search sets, with their values.
-fn settings(layout: &Layout) -> BTreeMap<&'static str, Value> {
+pub fn settings(layout: &Layout) -> BTreeMap<&'static str, Value> {
     let parallel = &layout.config.parallel;
     let mut settings = BTreeMap::from([
         ("parallel.gpus", json!(parallel.gpus)),
@@ -93,15 +93,4 @@ fn describe(layout: &Layout) -> String {
         parts.push("recomputation".into());
     }
     parts.join(", ")
-}
-
-/// The part of a configuration file that gives this layout.
-fn yaml(layout: &Layout) -> String {
-    let mut sections = BTreeMap::<&str, String>::new();
-    for (key, value) in settings(layout) {
-        let (section, key) = key.split_once('.').expect("keys have a section");
-        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        *sections.entry(section).or_default() += &format!("  {key}: {value}\n");
-    }
-    sections.into_iter().map(|(section, keys)| format!("{section}:\n{keys}")).collect::<String>().trim_end().into()
 }

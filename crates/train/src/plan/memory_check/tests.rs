@@ -371,14 +371,18 @@ fn a_run_measures_what_was_estimated() {
             let found = &memory[category.name()];
             assert_eq!(found["at_rest"], forecast.memory.now[category], "{overrides:?}: {}", category.name());
         }
-        let gradients = memory["gradients"]["peak"].as_f64().unwrap();
-        assert!(
-            gradients <= forecast.memory.peak[fsdp::Category::Gradients] as f64,
-            "{overrides:?}: {gradients} of gradients"
-        );
         for category in fsdp::Category::ALL {
             let (found, planned) = (memory[category.name()]["peak"].as_f64().unwrap(), forecast.memory.peak[category] as f64);
             println!("PEAK {overrides:?} {} {found} {planned} {:.3}", category.name(), planned / found);
+        }
+        for category in fsdp::Category::ALL.into_iter().filter(|category| *category != fsdp::Category::Activations) {
+            let (found, planned) = (&memory[category.name()]["peak"], forecast.memory.peak[category] as f64);
+            let found = found.as_f64().unwrap();
+            assert!(
+                (0.95 * found..=1.05 * found).contains(&planned),
+                "{overrides:?}: {found} bytes of {}, {planned} planned",
+                category.name()
+            );
         }
         let threads = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         let (found, expected) =
