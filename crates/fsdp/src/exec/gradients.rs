@@ -61,14 +61,7 @@ impl GradientsInFlight {
     }
 
     /// Starts to scatter the gradients of a call from the rank that has them.
-    pub fn scatter(
-        &mut self,
-        of: usize,
-        unit: &mut ShardedUnit,
-        streams: &CommStreams,
-        from: usize,
-        last_call: bool,
-    ) {
+    pub fn scatter(&mut self, of: usize, unit: &mut ShardedUnit, streams: &CommStreams, from: usize, last_call: bool) {
         let gradients = unit.scatter(streams, self.flat.take(), from, last_call);
         self.reductions.insert(of, Reduction { gradients, done: last_call });
     }

@@ -267,7 +267,9 @@ impl<'a> StepMemory<'a> {
 
     /// Ends the reduction of a unit.
     fn arrive(&mut self, unit: usize) {
-        for InFlight { sum, of, held } in self.in_flight.remove(&unit).into_iter().flatten() {
+        for InFlight { sum, of, mut held } in self.in_flight.remove(&unit).into_iter().flatten() {
+            // A scatter adds earlier sums in place.
+            held.truncate(if self.config.strategy == Strategy::Block { 1 } else { held.len() });
             let sum = self.hold(Category::Gradients, sum);
             self.note(0);
             match of {

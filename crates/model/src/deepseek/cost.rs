@@ -60,14 +60,15 @@ fn memory_after_blocks(shape: &DeepSeekConfig, work: &Workload, [dense, experts]
     }
     let (width, joined) = ((1 + depth) as f64 * d, work.call_bytes(d, 0.0, 0.0));
     let module = |block: CallBytes| {
-        // The input is wider than a block's. The module also keeps the joined input, its norm, their product, and the
-        // final norm.
-        let more = work.kept(width + 7.0 * d) as usize;
+        // The input is wider than a block's. The module also keeps the embeddings, both norms, and the final norm.
+        let more = work.kept(width + 5.0 * d) as usize;
         CallBytes { input: work.kept(width) as usize, graph: block.graph + more, ..block }
     };
     let of_layer = |layer: usize| if layer < shape.first_k_dense_replace { dense } else { experts };
     let more = work.kept(width - d) as usize;
-    let graph = head.input + (1 + depth) * (head.graph - head.input) + more;
+    // The head's own norm is a call before, and predictions are parts of the input.
+    let of_prediction = head.graph - head.input - work.kept(d) as usize;
+    let graph = head.input + (1 + depth) * of_prediction + more;
     let modules = (shape.num_hidden_layers..shape.num_layers()).map(|layer| module(of_layer(layer)));
     [joined; 2].into_iter().chain(modules).chain([CallBytes { input: head.input + more, graph, ..head }]).collect()
 }

@@ -71,7 +71,9 @@ pub enum PlanCommandError {
          per device of {has}: give more --gpus, a cluster with more memory, or shorter sequences"
     )]
     Nothing { valid: usize, examined: usize, needs: String, has: String },
-    #[error("no layout of {0} ranks is valid with what the command line sets: leave keys of the layout out, or change --gpus")]
+    #[error(
+        "no layout of {0} ranks is valid with what the command line sets: leave keys of the layout out, or change --gpus"
+    )]
     NoLayout(usize),
     #[error("--run plans the run's own configuration: leave the options of training out")]
     OfTheRun,

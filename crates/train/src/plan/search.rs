@@ -176,7 +176,8 @@ fn candidates(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) 
         let axes = tp.iter().flat_map(|tp| ep.iter().map(move |ep| (tp, ep)));
         let kinds = axes.flat_map(|axes| schedules.iter().map(move |schedule| (axes, schedule)));
         let sizes = kinds.flat_map(|kinds| micro_batches.iter().map(move |size| (kinds, size)));
-        let memory = || strategies.iter().flat_map(|strategy| recomputations.iter().map(move |again| (strategy, again)));
+        let memory =
+            || strategies.iter().flat_map(|strategy| recomputations.iter().map(move |again| (strategy, again)));
         let all = sizes.flat_map(|sizes| memory().map(move |memory| (sizes, memory)));
         for ((((tp, ep), (schedule, virtual_stages)), micro_batch), (strategy, recomputation)) in all {
             let mut config = config.clone();

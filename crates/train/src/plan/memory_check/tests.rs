@@ -1,18 +1,14 @@
 //! Tests of the memory check: closed forms, advice, and measurements of real runs.
 
+mod measured;
+
 use super::available::Available;
-use super::need::{Machine, Pool, forecast, of_run, of_whole_model};
+use super::need::{Machine, Pool, of_run, of_whole_model};
 use super::rows::Row;
 use super::{gb, judge, judge_sample};
 use crate::config::{Config, Source};
 use crate::plan::workload::workload;
-use crate::{RunOptions, train};
 use model::{DeepSeekConfig, Workload};
-use serde_json::Value;
-use std::fs;
-
-/// Workspaces of one thread's matrix products, which a rank's first graph includes.
-const WORKSPACE: f64 = 2e6;
 
 fn config(preset: &str, overrides: &[&str]) -> Config {
     let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
@@ -93,10 +89,10 @@ fn shards_that_rest_on_the_cpu_are_counted_there() {
 #[test]
 fn deepseek_v3_is_refused_with_a_table_and_what_would_help() {
     let message = judge(&config("deepseek-v3", &[]), cpu(1), 1, &has(64.0), false).unwrap_err();
-    // 671 billion parameters take 4 bytes and a copy of 2; while units step, the new copies of two units take 46 GB.
+    // 671 billion parameters take 4 bytes and a copy of 2; while units step, the new copy of one takes 23 GB.
     for part in [
         "this machine has 64.0 GB",
-        "parameters      4072.188",
+        "parameters      4049.173",
         "--set checkpoint.every=0",
         "with full_shard alone it takes at least",
         "devices of 192 GB (recomputation, micro-batches of 1",
@@ -294,111 +290,6 @@ fn an_offload_helps_where_the_cpu_has_the_memory_that_a_device_has_not() {
     let (large, small) = (advice(256.0), advice(8.0));
     assert!(large.contains("parallel.cpu_offload=true") && large.contains("of the CPU's memory, fits"), "{large}");
     assert!(!small.contains("parallel.cpu_offload=true"), "{small}");
-}
-
-/// Rank 0 of a real one-step run measures what was estimated for it.
-#[test]
-fn a_run_measures_what_was_estimated() {
-    let folder = test_kit::text_folder(300);
-    let source = format!("data.source={}", folder.path().join("text.txt").display());
-    let common = ["train.steps=1", "train.val_batches=1", "train.sample_tokens=0", "checkpoint.keep=0", &source];
-    let full = "parallel.activation_checkpointing=full";
-    for (i, (preset, sizes, others)) in [
-        ("gpt2", [256, 4, 4], vec![]),
-        ("gpt2", [64, 8, 8], vec!["model.dropout=0.1", "model.bias=false"]),
-        ("gpt2", [128, 8, 4], vec!["parallel.gpus=2", full]),
-        ("llama", [256, 4, 4], vec![]),
-        ("llama", [128, 8, 8], vec!["model.qk_norm=true", "model.tie_word_embeddings=true"]),
-        ("llama", [128, 8, 2], vec!["moe.num_experts=8", "model.mlp_only_layers=[0]", "parallel.gpus=2"]),
-        ("llama", [256, 4, 4], vec!["parallel.gpus=4", "parallel.tp=2", "parallel.cp=2"]),
-        ("deepseek", [256, 4, 2], vec!["parallel.gpus=2", "parallel.strategy=zero1"]),
-        (
-            "deepseek",
-            [128, 8, 8],
-            vec!["moe.n_shared_experts=1", "model.q_lora_rank=32", "model.first_k_dense_replace=1"],
-        ),
-        ("deepseek", [256, 4, 4], vec!["moe.capacity_factor=null", "parallel.precision.param=bf16"]),
-        // The first of p stages holds p micro-batches, under gpipe all of them.
-        ("gpt2", [128, 8, 1], vec!["parallel.gpus=4", "parallel.pp=4"]),
-        ("gpt2", [128, 8, 1], vec!["parallel.gpus=4", "parallel.pp=4", "parallel.schedule=gpipe"]),
-        ("deepseek", [128, 8, 1], vec!["parallel.gpus=4", "parallel.pp=2"]),
-        ("deepseek", [64, 8, 2], vec!["parallel.gpus=2", "parallel.pp=2", "parallel.schedule=interleaved_1f1b"]),
-        ("gpt2", [128, 8, 1], vec!["parallel.gpus=4", "parallel.pp=4", "parallel.schedule=zero_bubble"]),
-        ("deepseek", [128, 8, 1], vec!["parallel.gpus=2", "parallel.pp=2", "parallel.schedule=zb_v"]),
-        ("deepseek", [256, 4, 4], vec!["model.mtp_depth=2"]),
-        ("deepseek", [128, 8, 1], vec!["model.mtp_depth=1", "parallel.gpus=4", "parallel.pp=2"]),
-        ("deepseek", [256, 8, 4], vec!["parallel.gpus=2", "parallel.ep=2"]),
-        ("deepseek", [128, 8, 2], vec!["parallel.gpus=4", "parallel.ep=2"]),
-        ("deepseek", [128, 8, 1], vec!["parallel.gpus=8", "parallel.pp=2", "parallel.ep=4", "parallel.strategy=ddp"]),
-        ("deepseek", [128, 8, 2], vec!["parallel.gpus=4", "parallel.ep=2", "parallel.strategy=zero1"]),
-        ("gpt2", [256, 4, 4], vec!["parallel.gpus=2", "parallel.tp=2"]),
-        ("gpt2", [128, 8, 4], vec!["parallel.gpus=4", "parallel.tp=2", "parallel.strategy=zero1", full]),
-        ("deepseek", [256, 4, 4], vec!["parallel.gpus=4", "parallel.tp=4"]),
-        ("deepseek", [256, 4, 2], vec!["parallel.gpus=4", "parallel.tp=2", "parallel.ep=4", "moe.n_shared_experts=1"]),
-        ("deepseek", [128, 8, 1], vec!["parallel.gpus=4", "parallel.tp=2", "parallel.pp=2", "model.q_lora_rank=32"]),
-        ("gpt2", [253, 4, 4], vec!["parallel.gpus=4", "parallel.tp=4"]),
-        ("deepseek", [125, 8, 4], vec!["parallel.gpus=2", "parallel.cp=2"]),
-        ("gpt2", [128, 8, 1], vec!["parallel.gpus=4", "parallel.pp=2", "parallel.wrap=size:900000"]),
-        ("gpt2", [128, 8, 2], vec!["parallel.gpus=4", "parallel.dp_replicate=2", "parallel.strategy=zero1"]),
-        ("gpt2", [256, 4, 4], vec!["parallel.gpus=2", "parallel.cp=2"]),
-        ("gpt2", [256, 4, 4], vec!["parallel.gpus=4", "parallel.cp=4", "model.dropout=0.1"]),
-        ("deepseek", [256, 4, 4], vec!["parallel.gpus=4", "parallel.cp=4"]),
-        ("deepseek", [256, 4, 2], vec!["parallel.gpus=4", "parallel.tp=2", "parallel.cp=2", "parallel.ep=4"]),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let [t, batch, micro] = sizes.map(|size| size.to_string());
-        let sizes = [("seq_len", t), ("global_batch_size", batch), ("micro_batch_size", micro)];
-        let sizes = sizes.map(|(key, value)| format!("train.{key}={value}"));
-        let overrides: Vec<&str> =
-            common.iter().copied().chain(sizes.iter().map(String::as_str)).chain(others).collect();
-        let mut config = config(preset, &overrides);
-        let options =
-            RunOptions { name: preset.into(), out: Some(folder.path().join(i.to_string())), ..RunOptions::default() };
-        let outcome = train(config.clone(), &options, Default::default()).unwrap();
-
-        crate::training::set_vocabulary(&mut config, Some(data::Tokenizer::byte().vocab_size())).unwrap();
-        let counted = forecast(&config, 0).memory.peak[fsdp::Category::Activations];
-        // Loads in a first step are roughly balanced.
-        config.moe.iter_mut().for_each(|moe| moe.max_rank_load = 1.0);
-        let (forecast, text) =
-            (forecast(&config, 0), fs::read_to_string(outcome.folder.join("metrics.jsonl")).unwrap());
-        let memory =
-            text.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).unwrap().get("memory").cloned());
-        let memory = memory.expect("rank 0 says what it takes");
-        for category in fsdp::Category::ALL {
-            let found = &memory[category.name()];
-            assert_eq!(found["at_rest"], forecast.memory.now[category], "{overrides:?}: {}", category.name());
-        }
-        for category in fsdp::Category::ALL {
-            let (found, planned) = (memory[category.name()]["peak"].as_f64().unwrap(), forecast.memory.peak[category] as f64);
-            println!("PEAK {overrides:?} {} {found} {planned} {:.3}", category.name(), planned / found);
-        }
-        for category in fsdp::Category::ALL.into_iter().filter(|category| *category != fsdp::Category::Activations) {
-            let (found, planned) = (&memory[category.name()]["peak"], forecast.memory.peak[category] as f64);
-            let found = found.as_f64().unwrap();
-            assert!(
-                (0.95 * found..=1.05 * found).contains(&planned),
-                "{overrides:?}: {found} bytes of {}, {planned} planned",
-                category.name()
-            );
-        }
-        let threads = std::thread::available_parallelism().map_or(1, usize::from) as f64;
-        let (found, expected) =
-            (memory["activations"]["peak"].as_f64().unwrap(), forecast.memory.peak[fsdp::Category::Activations] as f64);
-        println!(
-            "{overrides:?}: {found} bytes of activations, {expected} estimated with even loads, {counted} counted"
-        );
-        // Ranks that compute the same sequences share what they gather. The last to arrive allocates it and the last to
-        // leave frees it, and counting is per thread: a rank that is always early counts only its own memory.
-        let (least, most) = if config.parallel.tp * config.parallel.cp > 1 { (4.0, 1.5) } else { (1.3, 1.0) };
-        assert!(
-            (expected / least..=expected * most + threads * WORKSPACE).contains(&found),
-            "{overrides:?}: {found} bytes of activations, {expected} estimated for {:?}",
-            config.family().memory(&workload(&config, 0))
-        );
-    }
 }
 
 #[test]
