@@ -25,6 +25,7 @@
 //! | `metrics.jsonl` | head, plots and tables; a run without a line about a step, validation or usage is left out, with a note |
 //! | `config.yaml` | the model's name, the planned steps, a pipeline's timeline, the folded list of keys; without it, a note |
 //! | `checkpoints/step-N` | the names of the checkpoints |
+//! | `planned.json` | planned figures beside measured ones ([`Planned`]) |
 //!
 //! The lines of `metrics.jsonl` are distinguished by their keys. The page omits plots whose keys a run lacks, shows
 //! null values as gaps, and ignores lines of other kinds. An unterminated last line is still being written. A resumed
@@ -46,6 +47,7 @@ mod log;
 mod marks;
 mod page;
 mod pipeline;
+mod planned;
 mod run;
 mod series;
 mod serve;
@@ -56,5 +58,7 @@ mod verdict;
 mod write;
 
 pub use error::ReportError;
+pub use page::STYLE;
+pub use planned::{PLANNED, Planned, Unit};
 pub use serve::serve;
 pub use write::{Summary, write};

@@ -5,7 +5,8 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 const HTML: &str = include_str!("page/page.html");
-const CSS: &str = include_str!("page/page.css");
+/// The style of the page, in light and dark, for pages that go with it.
+pub const STYLE: &str = include_str!("page/page.css");
 /// Concatenated in this order, in one scope.
 const SCRIPTS: [&str; 16] = [
     include_str!("page/dom.js"),
@@ -52,9 +53,9 @@ pub(crate) fn page(title: &str, data: Option<&str>) -> String {
         match name {
             "title" => page.push_str(&in_html(title)),
             "connect" if data.is_none() => page.push_str("connect-src 'self'; "),
-            "css" => page.push_str(CSS),
+            "css" => page.push_str(STYLE),
             // The policy allows exactly the style and script of the page, and nothing that is injected into it.
-            "css-hash" => page.push_str(&hash(CSS)),
+            "css-hash" => page.push_str(&hash(STYLE)),
             "js-hash" => page.push_str(&hash(&script)),
             "data" => page.push_str(&in_page),
             "js" => page.push_str(&script),

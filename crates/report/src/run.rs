@@ -6,6 +6,7 @@ use crate::loads::{Loads, loads};
 use crate::log::{Log, SAVED};
 use crate::marks::{Mark, Spike, marks, spikes};
 use crate::pipeline::{self, medians};
+use crate::planned::Planned;
 use crate::series::{POINTS, Rounded, Series, median};
 use crate::setup::setups;
 use crate::verdict::{State, Verdict};
@@ -69,6 +70,7 @@ pub(crate) struct Run {
     pub stages: Vec<(Rounded, Rounded)>,
     /// The timeline of these stages.
     pub pipeline: Option<pipeline::PipelineStep>,
+    pub planned: Vec<Planned>,
     pub experts: Vec<Loads>,
     pub config: Entries,
 }
@@ -143,6 +145,7 @@ impl Run {
                 .collect(),
             stages: stages.iter().map(stage).collect(),
             pipeline: pipeline::PipelineStep::new(config, log.setups.last(), &stages),
+            planned: vec![],
             experts: loads(&log.experts),
             config: config.clone(),
         }

@@ -2,6 +2,7 @@
 
 use crate::config::{self, Entries};
 use crate::follow::Follower;
+use crate::planned::{PLANNED, Planned};
 use crate::run::{Run, planned};
 use crate::setup::name_data_alike;
 use crate::verdict::State;
@@ -32,6 +33,8 @@ pub(crate) struct Source {
     /// The text of `config.yaml` and its entries, or why there are none.
     config: (String, Result<Entries, String>),
     checkpoints: Vec<String>,
+    /// What `train plan --run` has compared.
+    planned: Vec<Planned>,
     /// Why the metrics could not be read last time.
     unreadable: Option<String>,
     /// Seconds since 1970 at the last line.
@@ -105,8 +108,18 @@ impl Source {
     fn new(folder: &Path, name: String) -> Self {
         let metrics = Follower::new(&folder.join("metrics.jsonl"));
         let config = (String::new(), Ok(vec![]));
-        let (checkpoints, state) = (vec![], State::Waiting);
-        Self { folder: folder.into(), name, metrics, config, checkpoints, unreadable: None, written: None, state }
+        let (checkpoints, planned, state) = (vec![], vec![], State::Waiting);
+        Self {
+            folder: folder.into(),
+            name,
+            metrics,
+            config,
+            checkpoints,
+            planned,
+            unreadable: None,
+            written: None,
+            state,
+        }
     }
 
     fn read_on(&mut self) -> bool {
@@ -122,7 +135,7 @@ impl Source {
         }
         let other = unreadable != self.unreadable;
         self.unreadable = unreadable;
-        new | other | self.read_config() | self.read_checkpoints() | self.see_state()
+        new | other | self.read_config() | self.read_checkpoints() | self.read_planned() | self.see_state()
     }
 
     /// Whether the run's state has changed. Time alone can change it: a run that stops writing has stopped.
@@ -159,6 +172,15 @@ impl Source {
         new
     }
 
+    /// Reads what was planned, if it has been compared.
+    fn read_planned(&mut self) -> bool {
+        let text = file::text(&self.folder.join(PLANNED), CONFIG_BYTES).unwrap_or_default();
+        let planned = serde_json::from_str(&text).unwrap_or_default();
+        let new = planned != self.planned;
+        self.planned = planned;
+        new
+    }
+
     /// Notes for the reader about the folder.
     pub fn notes(&self) -> Vec<String> {
         let unreadable = self.unreadable.iter().map(|error| format!("metrics.jsonl: cannot be read: {error}"));
@@ -172,7 +194,9 @@ impl Source {
     pub fn run(&self) -> Run {
         let none = vec![];
         let config = self.config.1.as_ref().unwrap_or(&none);
-        Run::new(&self.name, &self.metrics.log, config, &self.checkpoints, self.notes(), self.written, self.state)
+        let run =
+            Run::new(&self.name, &self.metrics.log, config, &self.checkpoints, self.notes(), self.written, self.state);
+        Run { planned: self.planned.clone(), ..run }
     }
 }
 

@@ -37,8 +37,16 @@ fn layouts_differ_as_they_should() {
 #[test]
 fn timelines_are_written() {
     let folder = tempdir().unwrap();
-    let args =
-        ["plan", "--model=gpt2", "--gpus=4", "--set=parallel.pp=2", "--cluster=cpu", "--trace=t.json", "--svg=t.svg"];
+    let args = [
+        "plan",
+        "--model=gpt2",
+        "--gpus=4",
+        "--set=parallel.pp=2",
+        "--cluster=cpu",
+        "--trace=t.json",
+        "--svg=t.svg",
+        "--html=t.html",
+    ];
     let (text, _) = succeed(folder.path(), &args);
     assert!(text.contains("tokens/s") && text.contains("memory of the ranks of a node"), "{text}");
     let trace: Value = serde_json::from_str(&fs::read_to_string(folder.path().join("t.json")).unwrap()).unwrap();
@@ -48,6 +56,10 @@ fn timelines_are_written() {
     assert!(events.iter().any(|event| event["ph"] == "X" && event["name"] == "F0.0"));
     let svg = fs::read_to_string(folder.path().join("t.svg")).unwrap();
     assert!(svg.starts_with("<svg") && svg.contains("rank 3, stage 1"));
+    let page = fs::read_to_string(folder.path().join("t.html")).unwrap();
+    for part in ["rank 3, stage 1", "activations: at most", "8 ranks: ", "tokens/s"] {
+        assert!(page.contains(part), "no {part} in {page}");
+    }
 }
 
 /// What the search finds is planned again with the settings that it gives, and takes as long.
@@ -56,6 +68,12 @@ fn found_layouts_are_those_that_were_simulated() {
     let args = ["--model=deepseek-7b", "--gpus=8", "--batch-size=64", "--cluster=h100-sxm"];
     let found = figures(&[&args[..], &["--find"]].concat());
     let best = &found["best"].as_array().unwrap()[0];
+    // The file that it prints is a configuration of the same run.
+    let folder = tempdir().unwrap();
+    let (text, _) = succeed(folder.path(), &[&["plan"], &args[..], &["--find"]].concat());
+    fs::write(folder.path().join("found.yaml"), text.split_once("# train --config FILE\n").unwrap().1).unwrap();
+    let (text, _) = succeed(folder.path(), &["plan", "--config=found.yaml", "--cluster=h100-sxm", "--json"]);
+    let of_file: Value = serde_json::from_str(&text).unwrap();
     let settings: Vec<String> = best["set"]
         .as_object()
         .unwrap()
@@ -66,6 +84,9 @@ fn found_layouts_are_those_that_were_simulated() {
     let (step, planned) = (number(best, "/time/step"), number(&again, "/time/step"));
     assert!((step / planned - 1.0).abs() < 0.01, "{step} and {planned}: {best}");
     assert_eq!(best["memory"], again["memory"]);
+    assert_eq!(of_file, again);
+    let kept = figures(&[&args[..], &["--find", "--set=parallel.tp=2"]].concat());
+    assert!(kept["best"].as_array().unwrap().iter().all(|layout| layout["set"]["parallel.tp"] == 2), "{kept}");
 }
 
 /// A run receives the bytes that are planned for it, and its timeline has the operations that are planned for each rank.
@@ -82,8 +103,11 @@ fn a_run_is_compared_with_its_plan() {
             .lines()
             .find(|line| line.starts_with(&format!("{name}, received")))
             .unwrap_or_else(|| panic!("{text}"));
-        assert!(row.trim_end().ends_with("+0%"), "{row}");
+        assert!(row.trim_end().ends_with(" 0%"), "{row}");
     }
+    succeed(folder.path(), &["report", "run"]);
+    let page = fs::read_to_string(folder.path().join("run/report.html")).unwrap();
+    assert!(page.contains("recv, received in a step"), "the report has what was planned");
     let other = run(folder.path(), &["plan", "--run=run"]);
     assert!(
         String::from_utf8(other.stderr).unwrap().contains("the run computed on the CPU, and cluster h100-sxm has GPUs")
@@ -111,8 +135,11 @@ fn a_run_is_compared_with_its_plan() {
     let of_stage_0 = of_stage_0.map(|event| event["name"].as_str().unwrap().to_string()).collect();
     let (planned, measured) = (runs(of_stage_0), runs(names("run/profile/trace.json")));
     assert!(!planned.is_empty() && planned == measured, "{planned:?}, {measured:?}");
-    let output = run(folder.path(), &["profile", "absent"]);
-    assert!(String::from_utf8(output.stderr).unwrap().contains("absent has no profile: run it with"));
+    fs::create_dir(folder.path().join("empty")).unwrap();
+    for (name, message) in [("absent", "there is no folder absent"), ("empty", "empty has no profile: run it with")] {
+        let output = run(folder.path(), &["profile", name]);
+        assert!(String::from_utf8(output.stderr).unwrap().contains(message));
+    }
 }
 
 /// A sweep has a row for each value, that of a plan with this value, and tells which values cannot be.
@@ -138,14 +165,18 @@ fn what_cannot_be_planned_is_refused() {
             "the run has 4096 ranks, and cluster cpu has room for 64",
         ),
         (&["--model=gpt2", "--gpus=4", "--set=parallel.pp=3"], "parallel.pp"),
-        (&["--model=deepseek-v3", "--gpus=8", "--find"], "none of the"),
+        (&["--model=deepseek-v3", "--gpus=8", "--find"], "the smallest needs"),
+        (&["--model=gpt2", "--batch-size=1000000", "--set=train.micro_batch_size=1"], "at most 32768"),
+        (&["--run=x", "--model=gpt2"], "leave the options of training out"),
+        (&["--measure=x.yaml", "--model=gpt2"], "leave the other options of training out"),
+        (&["--measure=absent/x.yaml"], "there is no folder absent"),
         (&["--model=gpt2", "--out=x"], "plan starts no run: leave --out out"),
         (&["--measure=x"], "give the file a name that ends with .yaml"),
         (&["--measure=mine.yaml"], "mine.yaml exists and is no cluster"),
         (&["--model=gpt2", "--sweep=parallel.pp"], "give a key and its values"),
         (&["--model=gpt2", "--sweep=parallel.pq=1,2"], "unknown key `parallel.pq`"),
         (&["--run=absent"], "absent/config.yaml"),
-        (&["--model=gpt2", "--svg=absent/t.svg"], "absent/t.svg: No such file"),
+        (&["--model=gpt2", "--svg=absent/t.svg"], "there is no folder absent"),
     ] {
         let output = run(folder.path(), &[&["plan"], args].concat());
         let stderr = String::from_utf8(output.stderr).unwrap();

@@ -14,8 +14,8 @@ pub mod traffic;
 
 use self::shapes::{Class, ShapeCall, Shapes, Unit};
 use crate::shard::memory::{Bytes, Category, Ledger, MemoryGuard};
-use crate::{FsdpConfig, FsdpError, Memory, Strategy, Units};
-use schedule::{Keeps, Kind, Op};
+use crate::{FsdpConfig, FsdpError, Memory, PipelineConfig, Strategy, Units};
+use schedule::{Keeps, Kind, Op, Schedule};
 use std::collections::HashMap;
 
 /// The bytes that the forward of a call leaves in memory and that its backward needs; only the model knows them.
@@ -94,6 +94,9 @@ struct StepMemory<'a> {
     in_flight: HashMap<usize, Vec<InFlight>>,
     most: Bytes,
     working: usize,
+    ops: Vec<Op>,
+    /// See [`Forecast::model`].
+    model: usize,
 }
 
 impl<B: 'static> Units<B> {
@@ -104,15 +107,32 @@ impl<B: 'static> Units<B> {
     /// Returns the errors of [`Fsdp::new`](crate::Fsdp::new) that need no values.
     pub fn forecast(self, config: &FsdpConfig, run: ForecastRun) -> Result<Vec<Forecast>, FsdpError> {
         let shapes = Shapes::of_ranks(self, config, run.world_size, run.ranks)?;
-        shapes.into_iter().map(|shapes| StepMemory::forecast(shapes, config, run)).collect()
+        let run = ForecastRun { micro_batches: run.micro_batches.min(enough(&config.pipeline)), ..run };
+        shapes.into_iter().map(|shapes| Ok(StepMemory::new(shapes, config, run)?.forecast())).collect()
+    }
+
+    /// Returns the operations of each rank of `run` in a step, each with the bytes that the rank holds after it.
+    ///
+    /// # Errors
+    /// Those of [`forecast`](Self::forecast).
+    pub fn memory_over_step(self, config: &FsdpConfig, run: ForecastRun) -> Result<Vec<Vec<(Op, Bytes)>>, FsdpError> {
+        let shapes = Shapes::of_ranks(self, config, run.world_size, run.ranks)?;
+        shapes.into_iter().map(|shapes| Ok(StepMemory::new(shapes, config, run)?.over_step())).collect()
+    }
+}
+
+/// Number of micro-batches after which further ones take no more memory: they come when others have gone.
+fn enough(pipeline: &PipelineConfig) -> usize {
+    match pipeline.schedule {
+        _ if pipeline.stages == 1 => 2,
+        Schedule::Gpipe => usize::MAX,
+        _ => 4 * pipeline.stages * pipeline.virtual_stages,
     }
 }
 
 impl<'a> StepMemory<'a> {
-    fn forecast(shapes: Shapes, config: &'a FsdpConfig, run: ForecastRun<'a>) -> Result<Forecast, FsdpError> {
-        // Without stages, a third micro-batch takes no more memory.
-        let micro_batches = if config.pipeline.stages == 1 { run.micro_batches.min(2) } else { run.micro_batches };
-        let ops = shapes.lowered(config, run.on_cpu, micro_batches)?;
+    fn new(shapes: Shapes, config: &'a FsdpConfig, run: ForecastRun<'a>) -> Result<Self, FsdpError> {
+        let ops = shapes.lowered(config, run.on_cpu, run.micro_batches)?;
         let Shapes { units, calls, model, rank, .. } = shapes;
         let call = |ShapeCall { unit, functions, .. }: ShapeCall| {
             let merged = run.calls.get(functions).unwrap_or_default();
@@ -123,7 +143,7 @@ impl<'a> StepMemory<'a> {
             };
             (unit, bytes)
         };
-        let step = Self {
+        Ok(Self {
             config,
             run,
             rank,
@@ -137,16 +157,16 @@ impl<'a> StepMemory<'a> {
             in_flight: HashMap::new(),
             most: Bytes::default(),
             working: 0,
-        };
-        Ok(step.of(&ops, model))
+            ops,
+            model,
+        })
     }
 
-    fn of(mut self, ops: &[Op], model: usize) -> Forecast {
-        let steps = |op: &Op| if let Op::Step { unit } = op { Some(*unit) } else { None };
-        let here: Vec<usize> = ops.iter().filter_map(steps).collect();
+    fn forecast(mut self) -> Forecast {
+        let here = self.units_here();
         let rest = self.at_rest(&here);
-        for op in ops {
-            self.hold_for(*op);
+        for op in std::mem::take(&mut self.ops) {
+            self.hold_for(op);
         }
         let replicas = self.new_replicas(&here);
         // A shard that steps exists twice more: as separate matrices and vectors, and with both joined.
@@ -156,7 +176,22 @@ impl<'a> StepMemory<'a> {
         self.gradients.clear();
         let memory = self.ledger.memory();
         drop(rest);
-        Forecast { memory, most: self.most, working: self.working, model }
+        Forecast { memory, most: self.most, working: self.working, model: self.model }
+    }
+
+    fn over_step(mut self) -> Vec<(Op, Bytes)> {
+        let _rest = self.at_rest(&self.units_here());
+        let ops = std::mem::take(&mut self.ops);
+        let after = |op| {
+            self.hold_for(op);
+            (op, self.ledger.memory().now)
+        };
+        ops.into_iter().map(after).collect()
+    }
+
+    /// Returns the units that the rank's stage holds.
+    fn units_here(&self) -> Vec<usize> {
+        self.ops.iter().filter_map(|op| if let Op::Step { unit } = op { Some(*unit) } else { None }).collect()
     }
 
     fn hold_for(&mut self, op: Op) {

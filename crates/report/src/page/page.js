@@ -45,6 +45,7 @@ function sections() {
     [term("layout", "Layout"), layouts(), "of the rank with the most", "half"],
     [term("traffic", "Communication"), communication(), "received by rank 0", "half"],
     [term("memory", "Memory"), memory(), "rank 0"],
+    ["Planned and measured", planned()],
     ["Configuration", configuration()],
     ["Notes", notes()],
   ];

@@ -2,6 +2,7 @@
 
 mod compare;
 mod found;
+mod page;
 mod sweep;
 
 use super::train::{TrainArgs, stop_at_once};
@@ -16,6 +17,7 @@ use crate::plan::search::{Found, search};
 use crate::plan::step_plan::StepPlan;
 use crate::terminal::{say, to_stderr};
 use crate::training::set_vocabulary;
+use ::report::PLANNED;
 use clap::Args;
 use data::{Tokenizer, TokenizerSpec};
 use plan::{Cluster, PlanError};
@@ -41,8 +43,9 @@ pub struct PlanArgs {
     /// Measure the devices of this machine (choose with --device) for less than a minute, and write them as a cluster
     #[arg(long, value_name = "FILE", conflicts_with_all = ["find", "trace", "svg", "json", "cluster"])]
     measure: Option<PathBuf>,
-    /// Print what is planned for a run beside what it has measured: time, memory, communication
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["find", "measure", "trace", "svg", "json"])]
+    /// Print what is planned for a run beside what it has measured: time, memory, communication. The report of the run
+    /// shows it then, too
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["find", "measure", "trace", "svg"])]
     run: Option<PathBuf>,
     /// Write the timeline of a rank of each stage in Chrome's trace format, which ui.perfetto.dev opens
     #[arg(long, value_name = "FILE")]
@@ -50,6 +53,9 @@ pub struct PlanArgs {
     /// Draw the same timeline as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Write a page with the figures, the timeline, memory over the step, and the speed with more and fewer ranks
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["find", "sweep", "measure", "run"])]
+    html: Option<PathBuf>,
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
@@ -81,10 +87,14 @@ pub enum PlanCommandError {
     OfDevices,
     #[error("{}: there is no folder {}: create it, or give another path", path.display(), folder.display())]
     NoFolder { path: PathBuf, folder: PathBuf },
-    #[error("the run computed on {run}, and cluster {cluster} has {has}: give its own with --cluster")]
+    #[error(
+        "the run computed on {run}, and cluster {cluster} has {has}: give the cluster that it ran on with --cluster (--measure writes one)"
+    )]
     OtherDevice { run: &'static str, cluster: String, has: &'static str },
-    #[error("{} has made no step yet", .0.display())]
+    #[error("{} has made no step yet: there is nothing to compare", .0.display())]
     NoSteps(PathBuf),
+    #[error("{}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
     #[error("plan starts no run: leave {0} out")]
     OfRuns(&'static str),
     #[error("give the file a name that ends with .yaml: --cluster {0} would be looked up among the built-in clusters")]
@@ -110,7 +120,10 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         if args.train != TrainArgs::default() {
             return Err(PlanCommandError::OfTheRun);
         }
-        say(&compare::compare(run, &cluster)?);
+        let rows = compare::compare(run, &cluster)?;
+        let text = serde_json::to_string_pretty(&rows).expect("figures are plain data");
+        write_file(&run.join(PLANNED), &text)?; // for the report
+        say(&if args.json { text } else { compare::table(&rows) });
         return Ok(());
     }
     if let Some(of) = &args.sweep {
@@ -143,6 +156,9 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
     }
     if let Some(path) = &args.svg {
         write(path, &plan.timeline.svg())?;
+    }
+    if let Some(path) = &args.html {
+        write(path, &page::page(&config, &cluster, &plan, &text(&config, &cluster, &plan)))?;
     }
     if args.json {
         say(&serde_json::to_string_pretty(&plan.figures).expect("figures are plain data"));
@@ -182,10 +198,14 @@ fn measured(device: &str, path: &Path) -> Result<(), PlanCommandError> {
     stop_at_once(Scratch::remover(&launch));
     let cluster = measure(device, &Scratch::at(&launch)?)?;
     let text = yaml_serde::to_string(&cluster).expect("a cluster is plain data");
-    write_whole(path, |path| fs::write(path, &text))
-        .map_err(|source| PlanCommandError::Write { path: path.into(), source })?;
+    write_file(path, &text)?;
     say(&format!("wrote {}: use it with --cluster {}", path.display(), path.display()));
     Ok(())
+}
+
+fn write_file(path: &Path, text: &str) -> Result<(), PlanCommandError> {
+    let written = write_whole(path, |path| fs::write(path, text));
+    written.map_err(|source| PlanCommandError::Write { path: path.into(), source })
 }
 
 /// Gives a run the devices of a cluster.

@@ -30,6 +30,8 @@ pub struct ProfileArgs {
 pub enum ProfileError {
     #[error(transparent)]
     Train(#[from] TrainError),
+    #[error("there is no folder {}", .0.display())]
+    NoRun(PathBuf),
     #[error("{} has no profile: run it with --set metrics.profile_steps=3", .0.display())]
     NoProfile(PathBuf),
     #[error("{}: {reason}", path.display())]
@@ -76,6 +78,9 @@ pub fn run(args: &ProfileArgs) -> Result<(), ProfileError> {
 fn profiles(folder: &Path, run: &Path) -> Result<Vec<RankProfile>, ProfileError> {
     let unreadable = |path: &Path, reason: String| ProfileError::Unreadable { path: path.into(), reason };
     let mut ranks = vec![];
+    if !run.is_dir() {
+        return Err(ProfileError::NoRun(run.into()));
+    }
     for entry in fs::read_dir(folder).map_err(|_| ProfileError::NoProfile(run.into()))? {
         let path = entry.map_err(|error| unreadable(folder, error.to_string()))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();

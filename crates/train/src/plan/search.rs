@@ -27,7 +27,7 @@ const LARGE: f64 = 0.7;
 /// Layouts that are simulated: more than are shown, because estimates may be in another order.
 const SIMULATED: usize = 8;
 /// Layouts whose memory is forecast at most: the fastest, and if none of them fits the smallest.
-const FORECAST: usize = 400;
+const FORECAST: usize = 160;
 
 /// A layout and what is planned for it.
 #[derive(Debug, Clone)]

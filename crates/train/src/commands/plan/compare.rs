@@ -2,17 +2,18 @@
 
 use super::PlanCommandError;
 use crate::config::Config;
-use crate::error::TrainError;
 use crate::format::bytes;
 use crate::plan::layout::shares;
 use crate::plan::memory_check::forecast;
 use crate::plan::step_plan::StepPlan;
 use crate::run::folder::{RunFolder, config_in};
+use ::report::{Planned, Unit};
 use fsdp::Category;
 use plan::Cluster;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// What rank 0 of a run has written.
@@ -28,11 +29,14 @@ struct Measured {
     waits: Vec<f64>,
 }
 
-/// Returns a table of planned and measured figures.
-pub fn compare(run: &Path, cluster: &Cluster) -> Result<String, PlanCommandError> {
-    let config = config_in(run)?;
-    let metrics = RunFolder::at(run).metrics();
-    let text = fs::read_to_string(&metrics).map_err(|source| TrainError::RunFolder { path: metrics, source })?;
+/// Returns planned and measured figures of a run.
+pub fn compare(run: &Path, cluster: &Cluster) -> Result<Vec<Planned>, PlanCommandError> {
+    let mut config = config_in(run)?;
+    let path = RunFolder::at(run).metrics();
+    let text = fs::read_to_string(&path).map_err(|source| match source.kind() {
+        ErrorKind::NotFound => PlanCommandError::NoSteps(run.into()),
+        _ => PlanCommandError::Read { path, source },
+    })?;
     let measured = Measured::read(&text);
     let on_cpu = text.lines().find_map(|line| Some(json(line)?["device"].as_str()? == "cpu")).unwrap_or(true);
     if on_cpu != cluster.is_cpu() {
@@ -42,38 +46,48 @@ pub fn compare(run: &Path, cluster: &Cluster) -> Result<String, PlanCommandError
     if measured.steps.is_empty() {
         return Err(PlanCommandError::NoSteps(run.into()));
     }
-    let mut config = config;
     super::on_cluster(&mut config, cluster);
     let figures = StepPlan::new(&config, cluster)?.figures;
-    let mut text = format!("{:<34}{:>12}{:>12}{:>12}\n", "", "planned", "measured", "difference");
-    let mut row = |name: &str, planned: f64, measured: f64, show: &dyn Fn(f64) -> String| {
-        let difference = match (100.0 * (planned / measured - 1.0)).round() {
-            _ if measured <= 0.0 => "-".into(),
-            0.0 => "0%".into(),
-            percent => format!("{percent:+.0}%"),
-        };
-        text += &format!("{name:<34}{:>12}{:>12}{difference:>12}\n", show(planned), show(measured));
-    };
-    let step = measured.step();
-    row("step", figures.time.step, step, &|seconds| format!("{:.1} ms", 1e3 * seconds));
-    let tokens = figures.tokens_per_step as f64;
-    row("tokens/s", tokens / figures.time.step, tokens / step, &|rate| format!("{rate:.0}"));
+    let row = |name: &str, unit, planned, measured| Planned { name: name.into(), unit, planned, measured };
+    let (step, tokens) = (measured.step(), figures.tokens_per_step as f64);
+    let mut rows = vec![
+        row("step", Unit::Seconds, figures.time.step, step),
+        row("tokens", Unit::Rate, tokens / figures.time.step, tokens / step),
+    ];
     if !measured.waits.is_empty() {
         let waits = measured.waits.iter().sum::<f64>() / measured.waits.len() as f64;
-        row("waiting for stages", figures.time.bubble / figures.time.step, waits, &|part| {
-            format!("{:.0}%", 100.0 * part)
-        });
+        rows.push(row("waiting for stages", Unit::Part, figures.time.bubble / figures.time.step, waits));
     }
-    let size = |count: f64| bytes(count as usize);
     let memory = forecast(&balanced(&config), 0).memory;
     for category in Category::ALL {
         let (planned, measured) = (memory.peak[category] as f64, measured.memory.get(category.name()).copied());
-        row(&format!("{}, peak of rank 0", category.name()), planned, measured.unwrap_or(0.0), &size);
+        let name = format!("{}, peak of rank 0", category.name());
+        rows.push(row(&name, Unit::Bytes, planned, measured.unwrap_or(0.0)));
     }
     for (name, planned) in received(&config) {
-        row(&format!("{name}, received in a step"), planned, measured.received(name), &size);
+        rows.push(row(&format!("{name}, received in a step"), Unit::Bytes, planned, measured.received(name)));
     }
-    Ok(text.trim_end().into())
+    Ok(rows)
+}
+
+/// A table of these figures.
+pub fn table(rows: &[Planned]) -> String {
+    let mut text = format!("{:<34}{:>12}{:>12}{:>12}", "", "planned", "measured", "difference");
+    for Planned { name, unit, planned, measured } in rows {
+        let show = |value: f64| match unit {
+            Unit::Seconds => format!("{:.1} ms", 1e3 * value),
+            Unit::Rate => format!("{value:.0}/s"),
+            Unit::Part => format!("{:.0}%", 100.0 * value),
+            Unit::Bytes => bytes(value as usize),
+        };
+        let difference = match (100.0 * (planned / measured - 1.0)).round() {
+            _ if *measured <= 0.0 => "-".into(),
+            0.0 => "0%".into(),
+            percent => format!("{percent:+.0}%"),
+        };
+        text += &format!("\n{name:<34}{:>12}{:>12}{difference:>12}", show(*planned), show(*measured));
+    }
+    text
 }
 
 /// Loads are nearly even in the first steps.

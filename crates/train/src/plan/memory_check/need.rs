@@ -6,8 +6,9 @@ use crate::host::device;
 use crate::plan::units::units;
 use crate::plan::workload::workload;
 use burn::tensor::Device;
-use fsdp::{Category, FloatType, Forecast, ForecastRun, Strategy};
+use fsdp::{Bytes, Category, FloatType, Forecast, ForecastRun, Strategy};
 use model::{ExpertLoads, Parallel};
+use schedule::Op;
 
 /// Placement of a run's ranks on a machine: how many, and on how many devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,6 +92,15 @@ fn forecasts(config: &Config, ranks: &[usize]) -> Vec<Forecast> {
     let run =
         ForecastRun { world_size: config.parallel.gpus, ranks, micro_batches, calls: &calls, on_cpu: on_cpu(config) };
     units.forecast(&config.fsdp(), run).expect("the configuration is validated")
+}
+
+/// The operations of the ranks in a step, each with the bytes that a rank holds after it.
+pub fn over_step(config: &Config, ranks: &[usize]) -> Vec<Vec<(Op, Bytes)>> {
+    let units = units(config, &ExpertLoads::new(config.moe.as_ref()), &Parallel::default(), &Device::flex());
+    let calls = config.family().memory(&workload(config, ranks[0]));
+    let (world_size, micro_batches, on_cpu) = (config.parallel.gpus, config.micro_batches(), on_cpu(config));
+    let run = ForecastRun { world_size, ranks, micro_batches, calls: &calls, on_cpu };
+    units.memory_over_step(&config.fsdp(), run).expect("the configuration is validated")
 }
 
 fn on_cpu(config: &Config) -> bool {

@@ -3,7 +3,7 @@
 mod measured;
 
 use super::available::Available;
-use super::need::{Machine, Pool, of_run, of_whole_model};
+use super::need::{Machine, Pool, of_run, of_whole_model, over_step};
 use super::rows::Row;
 use super::{gb, judge, judge_sample};
 use crate::config::{Config, Source};
@@ -290,6 +290,27 @@ fn an_offload_helps_where_the_cpu_has_the_memory_that_a_device_has_not() {
     let (large, small) = (advice(256.0), advice(8.0));
     assert!(large.contains("parallel.cpu_offload=true") && large.contains("of the CPU's memory, fits"), "{large}");
     assert!(!small.contains("parallel.cpu_offload=true"), "{small}");
+}
+
+/// A forecast looks at some of many micro-batches; the memory over all of them is no higher.
+#[test]
+fn further_micro_batches_take_no_more_memory() {
+    for (schedule, strategy) in
+        [("1f1b", "full_shard"), ("interleaved_1f1b", "zero1"), ("zero_bubble", "ddp"), ("zb_v", "full_shard")]
+    {
+        let of = |batch: &str| {
+            let schedule = format!("parallel.schedule={schedule}");
+            let strategy = format!("parallel.strategy={strategy}");
+            let sizes = ["parallel.gpus=4", "parallel.pp=2", "train.micro_batch_size=1", batch];
+            let config = config("gpt2", &[&sizes[..], &[&schedule, &strategy]].concat());
+            [0, 3].map(|rank| {
+                let held = over_step(&config, &[rank]).remove(0);
+                held.iter().map(|(_, bytes)| bytes.total()).max().unwrap()
+            })
+        };
+        // 4 stages x chunks, as much as a forecast looks at, and more.
+        assert_eq!(of("train.global_batch_size=32"), of("train.global_batch_size=160"), "{schedule}");
+    }
 }
 
 #[test]
