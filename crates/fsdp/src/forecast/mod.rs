@@ -252,11 +252,12 @@ impl<'a> StepMemory<'a> {
             Kind::Forward(Keeps::Input) => self.hold(Category::Activations, bytes.input),
             Kind::Forward(Keeps::Graph | Keeps::HollowGraph) => self.hold(Category::Activations, bytes.graph),
             Kind::Recompute => self.hold(Category::Activations, bytes.graph - bytes.input),
-            // The gradients of matrices follow with the weights; those of an embedding, the first call, do not.
+            // The gradients of matrices follow with the weights; those of an embedding and of the head do not.
             Kind::Input => {
                 self.note(bytes.backward);
                 let vectors = self.units[unit].trained().map(|class| class.vectors).sum();
-                self.hold(Category::Gradients, if call == 0 { gradient } else { vectors })
+                let ends = call == 0 || call + 1 == self.calls.len();
+                self.hold(Category::Gradients, if ends { gradient } else { vectors })
             }
             Kind::Backward => {
                 self.note(bytes.backward + gradient);
