@@ -33,7 +33,7 @@ now() { date +%s%3N; }
 
 properties() {
     local property
-    for property in collectives mismatch abort under_way slow_to_drop leave timeout; do
+    for property in collectives mismatch abort under_way slow_to_drop leave agreed agreed_leave agreed_abort timeout; do
         timeout 300 "${mpirun[@]}" "$bin/examples/mpi_properties" "$property" || fail "the property of $property"
     done
 }

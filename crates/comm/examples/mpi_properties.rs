@@ -10,13 +10,16 @@ use std::time::{Duration, Instant};
 type Property = fn(&Communicator) -> Result<(), CommError>;
 
 /// The properties, each with the time that a rank waits for the others in a call; until all have met, it waits [`PATIENCE`].
-const PROPERTIES: [(&str, Property, Duration); 8] = [
+const PROPERTIES: [(&str, Property, Duration); 11] = [
     ("collectives", collectives, PATIENCE),
     ("mismatch", mismatch, PATIENCE),
     ("abort", abort, PATIENCE),
     ("under_way", under_way, PATIENCE),
     ("slow_to_drop", slow_to_drop, PATIENCE),
     ("leave", leave, PATIENCE),
+    ("agreed", agreed, PATIENCE),
+    ("agreed_leave", agreed_leave, PATIENCE),
+    ("agreed_abort", agreed_abort, PATIENCE),
     ("timeout", timeout, SHORT),
     ("panic", panics, PATIENCE),
 ];
@@ -244,6 +247,51 @@ fn leave(comm: &Communicator) -> Result<(), CommError> {
     let (collective, reason) = (Collective::Barrier, "left before the call was complete".to_string());
     assert_eq!(found, Err(CommError::RankFailed { rank, collective, failed: GUILTY, reason }));
     assert!(started.elapsed() < PATIENCE / 4, "waited {:?}", started.elapsed());
+    Ok(())
+}
+
+/// A group whose ranks have agreed on their calls has the same results without headers, also among calls with them.
+fn agreed(comm: &Communicator) -> Result<(), CommError> {
+    let group = comm.split(0)?;
+    group.expect_agreement();
+    let control = |comm: &Communicator| comm.traffic().0.values().map(|traffic| traffic.control).sum::<u64>();
+    let before = control(comm);
+    for _ in 0..100 {
+        let sum = group.all_reduce(floats(1000, comm.rank()), Reduce::Sum)?;
+        let expected = (0..comm.world_size()).map(|rank| floats(1000, rank)).reduce(|sum, more| sum + more);
+        assert_eq!(sum.into_data(), expected.expect("a world has ranks").into_data());
+        group.broadcast(floats(7, 1), 1)?;
+    }
+    assert_eq!(control(comm), before, "no call has a header");
+    collectives(&group)
+}
+
+/// The ranks that still need a rank learn that it has left, without headers too.
+fn agreed_leave(comm: &Communicator) -> Result<(), CommError> {
+    let (rank, started, group) = (comm.rank(), Instant::now(), comm.split(0)?);
+    group.expect_agreement();
+    let call = || group.all_gather(floats(5, rank));
+    if rank == GUILTY {
+        return call().map(drop);
+    }
+    let found = call().and_then(|_| call()).map(drop);
+    let (collective, reason) = (Collective::AllGather, "left before the call was complete".to_string());
+    assert_eq!(found, Err(CommError::RankFailed { rank, collective, failed: GUILTY, reason }));
+    assert!(started.elapsed() < PATIENCE / 4, "waited {:?}", started.elapsed());
+    Ok(())
+}
+
+/// [`abort`] in a group without headers.
+fn agreed_abort(comm: &Communicator) -> Result<(), CommError> {
+    let (rank, group) = (comm.rank(), comm.split(0)?);
+    group.expect_agreement();
+    if rank == GUILTY {
+        comm.abort("out of paper");
+        return Ok(());
+    }
+    let (collective, reason) = (Collective::AllGather, "failed: out of paper".to_string());
+    let found = group.all_gather(floats(5, rank)).map(drop);
+    assert_eq!(found, Err(CommError::RankFailed { rank, collective, failed: GUILTY, reason }));
     Ok(())
 }
 

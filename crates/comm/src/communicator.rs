@@ -249,7 +249,7 @@ impl Communicator {
         let signature = Signature { collective: Collective::Barrier, len: None, dtype: None };
         self.metered(signature.collective, || match self.world_size() {
             1 => Ok(((), Cost::default())),
-            _ => self.engine.barrier(&signature).map(|()| ((), self.cost(0))),
+            _ => self.engine.barrier(&signature).map(|()| ((), self.cost(signature.collective, 0))),
         })
     }
 
@@ -262,6 +262,15 @@ impl Communicator {
         let members = colors.iter::<i64>().enumerate().filter(|(_, other)| *other == color as i64);
         let members: Vec<usize> = members.map(|(rank, _)| rank).collect();
         Ok(Self { engine: self.engine.split(&members)?, ..self.clone() })
+    }
+
+    /// Notes that all ranks of the group make the same calls in the same order from now on, which they have compared, as
+    /// by a digest of their lists. Every rank says so at the same point.
+    ///
+    /// Processes then send no headers before collectives whose sizes all ranks know: control no longer grows with N. A
+    /// rank that makes another call all the same is an error at the timeout, or receives what is meant for another call.
+    pub fn expect_agreement(&self) {
+        self.engine.expect_agreement();
     }
 
     /// Tells the other ranks that this one has failed; their current and future calls return an error with `reason`.
@@ -306,7 +315,7 @@ impl Communicator {
             return Ok((tensor, Cost::default()));
         }
         let total = self.engine.all_reduce(&whole(collective, &tensor), tensor, how)?;
-        Ok((total, self.cost(others * bytes)))
+        Ok((total, self.cost(collective, others * bytes)))
     }
 
     /// Runs an [`all_reduce`](Self::all_reduce) of a large tensor, padded to N equal chunks: each rank reduces one
@@ -332,7 +341,7 @@ impl Communicator {
         let (signature, own) = (whole(collective, &shard), shard.bytes());
         let full = self.engine.all_gather(&signature, shard)?;
         let bytes = full.bytes() - own;
-        Ok((full, self.cost(bytes)))
+        Ok((full, self.cost(collective, bytes)))
     }
 
     /// Returns all ranks' contributions to this rank's chunk, and the cost.
@@ -346,7 +355,7 @@ impl Communicator {
             return Ok((Summands::new(vec![full]), Cost::default()));
         }
         let chunks = self.engine.chunks(&whole(collective, &full), full)?;
-        Ok((chunks, self.cost(bytes / n * (n - 1))))
+        Ok((chunks, self.cost(collective, bytes / n * (n - 1))))
     }
 
     /// Runs a collective that consists of one exchange.
@@ -367,12 +376,12 @@ impl Communicator {
         let found = self.engine.exchange(signature, parts)?;
         let others = found.iter().enumerate().filter(|(from, _)| *from != self.rank());
         let bytes = others.filter_map(|(_, part)| part.as_ref()).map(Payload::bytes).sum();
-        Ok((found, self.cost(bytes)))
+        Ok((found, self.cost(signature.collective, bytes)))
     }
 
     /// Returns the cost of one round that received this many bytes.
-    fn cost(&self, bytes: usize) -> Cost {
-        Cost { bytes, control: self.engine.control_messages() }
+    fn cost(&self, collective: Collective, bytes: usize) -> Cost {
+        Cost { bytes, control: self.engine.control_messages(collective) }
     }
 
     /// Runs `call` and meters the cost that it returns. A single rank communicates nothing.

@@ -55,11 +55,15 @@ pub trait Engine: Send + Sync {
         self.exchange(signature, vec![None; self.world_size()]).map(drop)
     }
 
-    /// Returns the number of messages without tensor data that this rank sends per call, so that all ranks agree on it:
-    /// one per other rank, or fewer.
-    fn control_messages(&self) -> usize {
+    /// Returns the number of messages without tensor data that this rank sends for a call, so that all ranks agree on
+    /// it: one per other rank, or fewer.
+    fn control_messages(&self, _: Collective) -> usize {
         self.world_size() - 1
     }
+
+    /// Notes that all ranks of the group will make the same calls in the same order from now on
+    /// ([`Communicator::expect_agreement`](crate::Communicator::expect_agreement)).
+    fn expect_agreement(&self) {}
 
     /// Sends a payload to rank `to`, which receives payloads in the order of sending ([`recv`](Self::recv)). The call
     /// may return before the payload is received.

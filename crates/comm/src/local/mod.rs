@@ -296,7 +296,7 @@ impl Engine for LocalEngine {
     }
 
     /// One post.
-    fn control_messages(&self) -> usize {
+    fn control_messages(&self, _: Collective) -> usize {
         1
     }
 

@@ -13,6 +13,9 @@
 //! the same tag arrive in the order of sending, which separates rounds. Groups that are split off have their own tags.
 //! Each wait also looks for a third kind of message: the mark of a failed rank.
 //!
+//! Once ranks have compared what they are going to do, calls whose sizes all know start with the second stage
+//! ([`Communicator::expect_agreement`](crate::Communicator::expect_agreement)).
+//!
 //! A call in flight at that moment succeeds on the ranks that have received all their parts and fails on the others. No
 //! rank gets further than that call: the next one cannot complete, because the failed rank sends no header. A killed
 //! process cannot send a mark. `mpirun` then ends the others, and their calls never return.
@@ -26,6 +29,7 @@ pub use world::MpiWorld;
 use crate::{Collective, CommError, Engine, Payload, Signature, Timeouts};
 use burn::tensor::{Bytes, DType, Device, TensorData};
 use header::{Header, Part, due_part};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -62,6 +66,10 @@ pub struct MpiEngine {
     timeouts: Timeouts,
     /// Whether all ranks of the world have been in a call together.
     met: AtomicBool,
+    /// Whether all ranks have agreed on what follows.
+    agreed: AtomicBool,
+    /// Headers that have come during calls without headers, by rank of the group.
+    early: Mutex<Vec<VecDeque<Header>>>,
     /// Messages that were sent and may not have been received yet.
     outbox: Mutex<Vec<Transfers>>,
     world: Arc<World>,
@@ -80,7 +88,9 @@ impl MpiEngine {
     fn new(group: u64, members: Vec<usize>, device: Device, timeouts: Timeouts, world: Arc<World>) -> Self {
         let rank = members.iter().position(|rank| *rank == world.rank).expect("this rank is a member");
         let met = AtomicBool::new(group != 0); // group 0 is the world
-        Self { rank, group, members, device, timeouts, met, outbox: Mutex::default(), world }
+        let early = Mutex::new(vec![VecDeque::new(); members.len()]);
+        let agreed = AtomicBool::new(false);
+        Self { rank, group, members, device, timeouts, met, agreed, early, outbox: Mutex::default(), world }
     }
 
     fn tag(&self, tag: Tag) -> i32 {
@@ -113,7 +123,7 @@ impl MpiEngine {
             let mut missing = Vec::new();
             for (rank, world_rank) in self.others() {
                 if found[rank].is_none() {
-                    match self.world.receive_header(world_rank, self.tag(Tag::Header)) {
+                    match self.next_header(rank) {
                         Some(Some(header)) => found[rank] = Some(header),
                         Some(None) => return Polled::Lost(world_rank, NOT_A_HEADER),
                         None => missing.push(world_rank),
@@ -139,6 +149,44 @@ impl MpiEngine {
         Ok(headers)
     }
 
+    /// Returns the next header of a rank of the group; see [`World::receive_header`].
+    fn next_header(&self, rank: usize) -> Option<Option<Header>> {
+        let early = self.early.lock().unwrap_or_else(PoisonError::into_inner)[rank].pop_front();
+        early.map(Some).or_else(|| self.world.receive_header(self.members[rank], self.tag(Tag::Header)))
+    }
+
+    /// Returns whether a rank has left, as its last header says. Headers of calls that this rank makes later are kept.
+    fn has_left(&self, rank: usize) -> bool {
+        let early = &mut self.early.lock().unwrap_or_else(PoisonError::into_inner)[rank];
+        while let Some(Some(header)) = self.world.receive_header(self.members[rank], self.tag(Tag::Header)) {
+            early.push_back(header);
+        }
+        early.back().is_some_and(|header| header.signature.is_none())
+    }
+
+    /// Whether all ranks know what comes in a call, without headers.
+    fn is_known(&self, collective: Collective) -> bool {
+        use Collective::{AllGather, AllReduce, Broadcast, ReduceScatter};
+        let has_sizes = matches!(collective, AllGather | ReduceScatter | AllReduce(_) | Broadcast(_));
+        has_sizes && self.agreed.load(Ordering::Relaxed)
+    }
+
+    /// Returns the parts that come to this rank in a call: what is [known](Self::is_known), or what the ranks announce.
+    fn parts_of(&self, signature: &Signature, parts: &[Option<Payload>]) -> Result<Vec<Option<Part>>, CommError> {
+        let Signature { collective, len, dtype } = *signature;
+        let Some(whole) = len.zip(dtype).filter(|_| self.is_known(collective)) else {
+            return self.coming(signature, &self.meet(signature, parts)?);
+        };
+        self.check_failure(collective)?;
+        let n = self.members.len();
+        let from = |rank| match collective {
+            _ if rank == self.rank => None,
+            Collective::Broadcast(root) => (rank == root).then_some(whole),
+            _ => Some((whole.0 / n, whole.1)),
+        };
+        Ok((0..n).map(from).collect())
+    }
+
     /// Returns the parts that the ranks have announced to this one.
     fn coming(&self, signature: &Signature, headers: &[Header]) -> Result<Vec<Option<Part>>, CommError> {
         let n = self.members.len();
@@ -160,9 +208,20 @@ impl MpiEngine {
 
     /// Waits for messages and returns the received ones.
     fn finish(&self, collective: Collective, mut transfers: Transfers) -> Result<Vec<Bytes>, CommError> {
+        let without_headers = self.is_known(collective);
         self.wait(collective, || match transfers.done() {
             Ok(true) => Polled::Done(()),
-            Ok(false) => Polled::Missing(transfers.waiting_for().collect()),
+            Ok(false) => {
+                let missing: Vec<usize> = transfers.waiting_for().collect();
+                let gone = self
+                    .others()
+                    .find(|(rank, world)| without_headers && missing.contains(world) && self.has_left(*rank));
+                // What it has sent before has come by now.
+                match gone.filter(|_| transfers.done() == Ok(false)) {
+                    Some((_, world)) if transfers.waiting_for().any(|rank| rank == world) => Polled::Lost(world, LEFT),
+                    _ => Polled::Missing(missing),
+                }
+            }
             Err(rank) => Polled::Lost(rank, REFUSED),
         })?;
         Ok(transfers.into_received())
@@ -246,8 +305,7 @@ impl Engine for MpiEngine {
         signature: &Signature,
         mut parts: Vec<Option<Payload>>,
     ) -> Result<Vec<Option<Payload>>, CommError> {
-        let headers = self.meet(signature, &parts)?;
-        let coming = self.coming(signature, &headers)?;
+        let coming = self.parts_of(signature, &parts)?;
         let (mut transfers, tag) = (Transfers::default(), self.tag(Tag::Part));
         for (rank, world_rank) in self.others() {
             if let Some((len, dtype)) = coming[rank] {
@@ -269,7 +327,11 @@ impl Engine for MpiEngine {
 
     /// Every shard arrives at its place in the result.
     fn all_gather(&self, signature: &Signature, shard: Payload) -> Result<Payload, CommError> {
-        self.meet(signature, &[])?;
+        if self.is_known(signature.collective) {
+            self.check_failure(signature.collective)?;
+        } else {
+            self.meet(signature, &[])?;
+        }
         let (n, len, dtype, size) = (self.members.len(), shard.len(), shard.dtype(), shard.bytes());
         let device = if shard.is_on_cpu() { Device::flex() } else { self.device.clone() };
         let (mut full, own) = (buffer(n * len, dtype), bytes_of(shard));
@@ -324,6 +386,14 @@ impl Engine for MpiEngine {
         transfers.receive(buffer(len, dtype), [(world_rank, 0..len * dtype.size())], self.tag(Tag::Mail));
         let bytes = self.finish(collective, transfers)?.remove(0);
         Ok(self.payload(bytes, len, dtype))
+    }
+
+    fn control_messages(&self, collective: Collective) -> usize {
+        if self.is_known(collective) { 0 } else { self.members.len() - 1 }
+    }
+
+    fn expect_agreement(&self) {
+        self.agreed.store(true, Ordering::Relaxed);
     }
 
     /// MPI moves large messages only during its calls.

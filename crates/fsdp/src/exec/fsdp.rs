@@ -163,7 +163,7 @@ impl<B: 'static> Fsdp<B> {
         let gathers = |unit: usize| units[unit].gathers();
         let outline = outline(&config, &units_of_calls, &stages, owners.as_deref(), gathers);
         agree::on_outline(&world, &outline)?;
-        let streams = CommStreams::start(communicators)?;
+        let streams = CommStreams::start(&communicators)?;
         let loss_scale = LossScaling::new(config.precision);
         let names_of = |(i, unit): (usize, &ShardedUnit)| unit.parameter_names().into_iter().map(move |name| (name, i));
         let unit_of = units.iter().enumerate().flat_map(names_of).collect();

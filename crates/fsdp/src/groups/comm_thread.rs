@@ -18,10 +18,14 @@ pub(crate) struct CommStreams {
 }
 
 impl CommStreams {
-    /// Starts both threads, each with its own communicators. This is a collective.
-    pub fn start(groups: Groups) -> Result<Self, CommError> {
-        let gather = CommThread::start(groups.again()?);
-        Ok(Self { gather, reduce: CommThread::start(groups) })
+    /// Starts both threads, each with its own communicators. This is a collective. The ranks have compared the outline
+    /// of their steps, which decides on all calls of these threads.
+    pub fn start(groups: &Groups) -> Result<Self, CommError> {
+        let start = |groups: Groups| {
+            groups.expect_agreement();
+            CommThread::start(groups)
+        };
+        Ok(Self { gather: start(groups.again()?), reduce: start(groups.again()?) })
     }
 }
 

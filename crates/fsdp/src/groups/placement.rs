@@ -82,6 +82,13 @@ impl Groups {
         })
     }
 
+    /// Calls [`Communicator::expect_agreement`] of all groups.
+    pub fn expect_agreement(&self) {
+        let of_shards = [Some(&self.dense), self.experts.as_ref(), self.tensor.as_ref()].into_iter().flatten();
+        let of_shards = of_shards.flat_map(|of| [&of.shard, &of.replicate, &of.parts]);
+        of_shards.chain([&self.world, &self.stages]).chain(&self.ties).for_each(Communicator::expect_agreement);
+    }
+
     /// Returns the ranks that keep a class of parameters.
     pub fn of(&self, class: Class) -> &ShardGroups {
         match class {
