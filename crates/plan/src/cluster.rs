@@ -132,8 +132,10 @@ impl Cluster {
     /// # Errors
     /// If the text is no cluster, or if a figure is missing or cannot be.
     pub fn parse(path: &str, text: &str) -> Result<Self, PlanError> {
-        let unreadable =
-            |error: yaml_serde::Error| PlanError::Unreadable { path: path.into(), message: error.to_string() };
+        let unreadable = |error: yaml_serde::Error| {
+            let message = error.to_string().replace("expected usize", "expected a whole number");
+            PlanError::Unreadable { path: path.into(), message }
+        };
         let cluster: Self = yaml_serde::from_str(text).map_err(unreadable)?;
         cluster.validate()?;
         Ok(cluster)
