@@ -23,7 +23,7 @@ pub struct Layer {
 /// `label` writes heights and `label_x` points.
 ///
 /// # Panics
-/// If a layer has not a height for each point.
+/// If a layer lacks a height for a point.
 pub fn stack(ends: &[f64], layers: &[Layer], label: &dyn Fn(f64) -> String, label_x: &dyn Fn(f64) -> String) -> String {
     assert!(layers.iter().all(|layer| layer.heights.len() == ends.len()), "a height for each point");
     let total = |i: usize| layers.iter().map(|layer| layer.heights[i]).sum::<f64>();

@@ -179,7 +179,7 @@ impl Cluster {
         ];
         for (key, value) in rates {
             if !(1.0..=1e30).contains(&value) {
-                return Err(fault(key, value, "give a number of at least 1"));
+                return Err(fault(key, value, "give a number from 1 to 1e30"));
             }
         }
         let parts = [

@@ -252,7 +252,9 @@ impl Simulation<'_> {
         (rank.state, rank.since, rank.exchanges) = (State::Ready, now, 0);
         match task.op {
             Op::Gather { .. } | Op::Reduce { .. } | Op::Scatter { .. } => {
-                let mut end = rank.transfers_end.max(now);
+                // What sends nothing waits for nothing.
+                let sends = !task.exchanges.is_empty();
+                let mut end = if sends { rank.transfers_end.max(now) } else { now };
                 let mut axes = 0;
                 for exchange in &task.exchanges {
                     axes = self.timeline.axes(&exchange.axes);
@@ -266,7 +268,7 @@ impl Simulation<'_> {
                     end = span.end;
                     self.timeline.add(span);
                 }
-                rank.transfers_end = end;
+                rank.transfers_end = rank.transfers_end.max(end);
                 match task.op {
                     Op::Gather { slot, .. } => _ = rank.slots.insert(slot, (end, axes)),
                     Op::Reduce { unit, .. } | Op::Scatter { unit, .. } => _ = rank.reduced.insert(unit, (end, axes)),

@@ -110,10 +110,10 @@ fn what_is_gathered_ahead_is_hidden() {
 /// end, and not once for each stage.
 #[test]
 fn reductions_delay_no_other_stage() {
-    let pipeline = Pipeline::new(Schedule::OneFOneB, 4, 1, 8).unwrap();
     let ticks = of_ticks(Ticks { forward: 1, input: 1, weights: 1 });
-    let outline = Outline { reduces_once: true, ..outline(4, 2, false, Prefetch::None) };
-    let last_only = |exchange| {
+    let last_only = |(schedule, virtual_stages), exchange| {
+        let pipeline = Pipeline::new(schedule, 4, virtual_stages, 8).unwrap();
+        let outline = Outline { reduces_once: true, ..outline(pipeline.chunks(), 2, false, Prefetch::None) };
         let mut steps = steps(&outline, &pipeline, &ticks, exchange);
         for task in steps.iter_mut().flat_map(|step| &mut step.tasks) {
             if !matches!(task.op, Op::Reduce { sends: true, .. }) {
@@ -122,7 +122,9 @@ fn reductions_delay_no_other_stage() {
         }
         summary(&steps, None).step
     };
-    assert!((last_only(1.5) - last_only(0.0) - 1.5).abs() < 1e-6);
+    for kind in [(Schedule::OneFOneB, 1), (Schedule::Interleaved1F1B, 2)] {
+        assert!((last_only(kind, 1.5) - last_only(kind, 0.0) - 1.5).abs() < 1e-6, "{kind:?}");
+    }
 }
 
 /// Ranks that share cores take turns: a pipeline on one CPU is no faster than its work, and where only one of four ranks

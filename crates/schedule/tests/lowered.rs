@@ -287,6 +287,9 @@ proptest! {
                 _ => None,
             };
             prop_assert_eq!(ops.iter().filter_map(action).collect::<Vec<_>>(), step.pipeline.program_of(place.stage));
+            // Another stage waits for what is sent, not for reductions.
+            let waits = |pair: &[Op]| matches!(pair, [Op::Wait { .. }, Op::Send { to: Peer::Stage(_), .. }]);
+            prop_assert!(!ops.windows(2).any(waits));
         }
     }
 

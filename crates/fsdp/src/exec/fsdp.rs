@@ -162,7 +162,7 @@ impl<B: 'static> Fsdp<B> {
         let units_of_calls: Vec<usize> = calls.iter().map(|call| call.unit).collect();
         let gathers = |unit: usize| units[unit].gathers();
         let outline = outline(&config, &units_of_calls, &stages, owners.as_deref(), gathers);
-        agree::on_outline(&world, &outline)?;
+        agree::on_outline(&world, &outline, &config)?;
         let streams = CommStreams::start(&communicators)?;
         let loss_scale = LossScaling::new(config.precision);
         let names_of = |(i, unit): (usize, &ShardedUnit)| unit.parameter_names().into_iter().map(move |name| (name, i));

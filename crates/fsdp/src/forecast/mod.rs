@@ -6,7 +6,7 @@
 //! +2            gathered parameters of unit 2, until -2
 //! F3.0          activations of call 3, until its backward
 //! B3.0          gradients of its parameters, one by one and then in one buffer, which no category counts
-//! add, reduce   gradients that wait for the step or are in flight, until the next wait
+//! add, reduce   gradients that wait for the step, or are in flight until the unit's wait
 //! ```
 
 mod shapes;
@@ -107,7 +107,7 @@ impl<B: 'static> Units<B> {
     /// Returns the errors of [`Fsdp::new`](crate::Fsdp::new) that need no values.
     pub fn forecast(self, config: &FsdpConfig, run: ForecastRun) -> Result<Vec<Forecast>, FsdpError> {
         let shapes = Shapes::of_ranks(self, config, run.world_size, run.ranks)?;
-        let run = ForecastRun { micro_batches: run.micro_batches.min(enough(&config.pipeline)), ..run };
+        let run = ForecastRun { micro_batches: enough(&config.pipeline, run.micro_batches), ..run };
         shapes.into_iter().map(|shapes| Ok(StepMemory::new(shapes, config, run)?.forecast())).collect()
     }
 
@@ -121,12 +121,16 @@ impl<B: 'static> Units<B> {
     }
 }
 
-/// Number of micro-batches after which further ones take no more memory: they come when others have gone.
-fn enough(pipeline: &PipelineConfig) -> usize {
+/// Of `micro_batches`, the number after which further ones take no more memory: they come when others have gone. What
+/// does not fill a round of an interleaved pipeline makes the first rounds larger, so the same rest is kept.
+fn enough(pipeline: &PipelineConfig, micro_batches: usize) -> usize {
+    let (rounds, rest) = (micro_batches / pipeline.stages, micro_batches % pipeline.stages);
+    let few = rest.max(4 * pipeline.virtual_stages);
     match pipeline.schedule {
-        _ if pipeline.stages == 1 => 2,
-        Schedule::Gpipe => usize::MAX,
-        _ => 4 * pipeline.stages * pipeline.virtual_stages,
+        _ if pipeline.stages == 1 => micro_batches.min(2),
+        Schedule::Gpipe => micro_batches,
+        _ if rounds > few => few * pipeline.stages + rest,
+        _ => micro_batches,
     }
 }
 

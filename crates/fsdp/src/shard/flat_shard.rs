@@ -270,7 +270,8 @@ impl FlatShard {
         let plan = self.plan.clone();
         let mine = self.stepped.take().unwrap_or_else(|| self.master.tensor.clone().cast(plan.param.dtype()));
         if plan.shards == 1 {
-            return Some(Pending::ready(plan.count(mine, Category::Parameters)));
+            self.set_replica(plan.count(mine, Category::Parameters)); // at once, so that the old one goes
+            return None;
         }
         let mine = hand_over(mine);
         Some(streams.gather.submit(move |groups| {

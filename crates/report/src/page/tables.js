@@ -52,7 +52,7 @@ function planned() {
   const shown = runs.filter((run) => run.planned.length);
   if (!shown.length) return [];
   const shows = { seconds: duration, rate: (value) => short(value, "/s"), part: share, bytes };
-  const difference = ({ planned, measured }) => (measured > 0 ? `${planned > measured ? "+" : ""}${Math.round(100 * (planned / measured - 1)) || 0}%` : "–");
+  const difference = ({ planned, measured }) => (measured > 0 ? ((percent) => `${percent > 0 ? "+" : ""}${percent}%`)(Math.round(100 * (planned / measured - 1)) || 0) : "–");
   const row = (run) => run.planned.map((figure) => {
     const cells = [shows[figure.unit](figure.planned), shows[figure.unit](figure.measured), difference(figure)];
     return el("tr", { "data-run": run.name, "data-key": `${run.name}/${figure.name}` }, runs.length > 1 ? el("td", {}, nameOf(run)) : null, el("td", { class: "left" }, figure.name), cells.map((cell) => el("td", {}, cell)));

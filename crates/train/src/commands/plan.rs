@@ -85,6 +85,11 @@ pub enum PlanCommandError {
     OfTheRun,
     #[error("--measure measures devices, which --device chooses: leave the other options of training out")]
     OfDevices,
+    #[error(
+        "a step of {micro_batches} micro-batches on {stages} stages is too long to draw: lower train.global_batch_size, or raise \
+         train.micro_batch_size"
+    )]
+    TooLong { micro_batches: usize, stages: usize },
     #[error("{}: there is no folder {}: create it, or give another path", path.display(), folder.display())]
     NoFolder { path: PathBuf, folder: PathBuf },
     #[error(
@@ -122,8 +127,10 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         }
         let rows = compare::compare(run, &cluster)?;
         let text = serde_json::to_string_pretty(&rows).expect("figures are plain data");
-        write_file(&run.join(PLANNED), &text)?; // for the report
-        say(&if args.json { text } else { compare::table(&rows) });
+        say(&if args.json { text.clone() } else { compare::table(&rows) });
+        if let Err(error) = write_file(&run.join(PLANNED), &text) {
+            to_stderr(&format!("warning: the run's report will not show this: {error}"));
+        }
         return Ok(());
     }
     if let Some(of) = &args.sweep {
@@ -151,14 +158,20 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         return Ok(());
     }
     let plan = StepPlan::new(&config, &cluster)?;
-    if let Some(path) = &args.trace {
-        write(path, &plan.timeline.chrome_trace().to_string())?;
-    }
-    if let Some(path) = &args.svg {
-        write(path, &plan.timeline.svg())?;
-    }
-    if let Some(path) = &args.html {
-        write(path, &page::page(&config, &cluster, &plan, &text(&config, &cluster, &plan)))?;
+    if [&args.trace, &args.svg, &args.html].iter().any(|path| path.is_some()) {
+        let Some(timeline) = &plan.timeline else {
+            let (micro_batches, stages) = (config.micro_batches(), config.parallel.pp);
+            return Err(PlanCommandError::TooLong { micro_batches, stages });
+        };
+        if let Some(path) = &args.trace {
+            write(path, &timeline.chrome_trace().to_string())?;
+        }
+        if let Some(path) = &args.svg {
+            write(path, &timeline.svg())?;
+        }
+        if let Some(path) = &args.html {
+            write(path, &page::page(&config, &cluster, timeline, &text(&config, &cluster, &plan)))?;
+        }
     }
     if args.json {
         say(&serde_json::to_string_pretty(&plan.figures).expect("figures are plain data"));
@@ -170,7 +183,7 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
 
 /// Returns the configuration that arguments of training give, on a cluster.
 fn configured(train: &TrainArgs, cluster: &Cluster) -> Result<Config, PlanCommandError> {
-    let mut config = train.shown()?;
+    let mut config = train.config()?;
     if config.model.vocab_size() == 0 {
         // Without a corpus, this is all that is known of its tokens.
         let named = config.data.tokenizer.as_ref().map(TokenizerSpec::open).transpose().map_err(TrainError::from)?;
@@ -194,10 +207,15 @@ fn measured(device: &str, path: &Path) -> Result<(), PlanCommandError> {
         return Err(PlanCommandError::NoCluster { path: path.into() });
     }
     in_folder(path)?;
+    // Before the measurement, which takes a while.
+    let beside = path.with_extension("yaml.tmp");
+    fs::write(&beside, "").map_err(|source| PlanCommandError::Write { path: path.into(), source })?;
+    let _ = fs::remove_file(&beside);
     let launch = Launch::threads();
     stop_at_once(Scratch::remover(&launch));
     let cluster = measure(device, &Scratch::at(&launch)?)?;
     let text = yaml_serde::to_string(&cluster).expect("a cluster is plain data");
+    Cluster::parse("what was measured", &text)?;
     write_file(path, &text)?;
     say(&format!("wrote {}: use it with --cluster {}", path.display(), path.display()));
     Ok(())
@@ -217,7 +235,7 @@ fn on_cluster(config: &mut Config, cluster: &Cluster) {
 
 fn write(path: &Path, text: &str) -> Result<(), PlanCommandError> {
     in_folder(path)?;
-    fs::write(path, text).map_err(|source| PlanCommandError::Write { path: path.into(), source })?;
+    write_file(path, text)?;
     to_stderr(&format!("wrote {}", path.display()));
     Ok(())
 }

@@ -1,6 +1,8 @@
 //! `train profile`: the measured timeline of a run's ranks.
 
+use crate::atomic_write::write_whole;
 use crate::error::TrainError;
+use crate::run::folder::config_in;
 use crate::terminal::say;
 use crate::trainer::profile::RankProfile;
 use clap::Args;
@@ -34,6 +36,8 @@ pub enum ProfileError {
     NoRun(PathBuf),
     #[error("{} has no profile: run it with --set metrics.profile_steps=3", .0.display())]
     NoProfile(PathBuf),
+    #[error("{} has no profile of rank {rank} of {of}: copy its file from where the rank ran, or profile the run again", run.display())]
+    MissingRank { run: PathBuf, rank: usize, of: usize },
     #[error("{}: {reason}", path.display())]
     Unreadable { path: PathBuf, reason: String },
     #[error("not all ranks have timed step {step}: give one of {known}")]
@@ -68,7 +72,8 @@ pub fn run(args: &ProfileArgs) -> Result<(), ProfileError> {
         [(&args.trace, "trace.json", timeline.chrome_trace().to_string()), (&args.svg, "timeline.svg", timeline.svg())]
     {
         let path = path.clone().unwrap_or_else(|| folder.join(default));
-        fs::write(&path, contents).map_err(|source| ProfileError::Write { path: path.clone(), source })?;
+        let written = write_whole(&path, |path| fs::write(path, &contents));
+        written.map_err(|source| ProfileError::Write { path: path.clone(), source })?;
         say(&format!("wrote {}", path.display()));
     }
     Ok(())
@@ -92,7 +97,14 @@ fn profiles(folder: &Path, run: &Path) -> Result<Vec<RankProfile>, ProfileError>
         }
     }
     ranks.sort_by_key(|rank| rank.rank);
-    if ranks.is_empty() { Err(ProfileError::NoProfile(run.into())) } else { Ok(ranks) }
+    if ranks.is_empty() {
+        return Err(ProfileError::NoProfile(run.into()));
+    }
+    let of = config_in(run)?.parallel.gpus;
+    match (0..of).find(|rank| ranks.get(*rank).is_none_or(|profile| profile.rank != *rank)) {
+        Some(rank) => Err(ProfileError::MissingRank { run: run.into(), rank, of }),
+        None => Ok(ranks),
+    }
 }
 
 /// The timeline of a step, which begins when the first rank begins it; `None` if a rank has not timed it.

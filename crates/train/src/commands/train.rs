@@ -386,9 +386,14 @@ impl TrainArgs {
         self.device.as_deref().unwrap_or("auto")
     }
 
+    /// The configuration of a run.
+    pub fn config(&self) -> Result<Config, TrainError> {
+        Ok(self.resolve(None)?.0)
+    }
+
     /// The configuration to show; the defaults if there are no arguments.
     pub fn shown(&self) -> Result<Config, TrainError> {
-        if *self == Self::default() { Ok(Config::default()) } else { Ok(self.resolve(None)?.0) }
+        if *self == Self::default() { Ok(Config::default()) } else { self.config() }
     }
 }
 

@@ -9,6 +9,9 @@ use model::Size;
 /// products of validated sizes do not overflow.
 const MOST: f64 = (1u64 << 53) as f64;
 
+/// The list of a step's operations has some for each micro-batch and each block.
+const MAX_MICRO_BATCHES: usize = 1 << 15;
+
 impl Config {
     /// Whether checkpoints are written before the last step: by number of steps, by time, or for the best validations,
     /// the first of which always counts.
@@ -36,6 +39,15 @@ impl Config {
         require(tokens <= MOST, || {
             let (key, value) = largest(&run);
             format!("{key} is {value}, which makes a run of {tokens:.1e} tokens: lower it")
+        })?;
+
+        let micro_batches = self.micro_batches();
+        require(micro_batches <= MAX_MICRO_BATCHES, || {
+            format!(
+                "train.micro_batch_size is {}, which makes {micro_batches} micro-batches of a rank's share of train.global_batch_size: raise \
+                 it, or lower the batch, to at most {MAX_MICRO_BATCHES}",
+                self.micro_batch_size()
+            )
         })?;
 
         let key = if train.micro_batch_size.is_some() { "train.micro_batch_size" } else { "train.global_batch_size" };

@@ -17,9 +17,6 @@ use schedule::Pipeline;
 /// More ranks than the largest clusters have.
 const MAX_RANKS: usize = 1 << 17;
 
-/// The list of a step's operations has some for each micro-batch and each block.
-const MAX_MICRO_BATCHES: usize = 1 << 15;
-
 /// A sample is meant to be read.
 const MAX_SAMPLE: usize = 1_000_000;
 
@@ -199,16 +196,9 @@ impl Config {
         self.validate_micro_batches()
     }
 
-    /// Rejects numbers of micro-batches that are too large, or that the pipeline's schedule does not support.
+    /// Rejects a number of micro-batches that the pipeline's schedule does not support.
     fn validate_micro_batches(&self) -> Result<(), TrainError> {
         let (parallel, micro_batches) = (&self.parallel, self.micro_batches());
-        require(micro_batches <= MAX_MICRO_BATCHES, || {
-            format!(
-                "train.micro_batch_size is {}, which makes {micro_batches} micro-batches of a rank's share of train.global_batch_size: raise \
-                 it, or lower the batch, to at most {MAX_MICRO_BATCHES}",
-                self.micro_batch_size()
-            )
-        })?;
         if parallel.pp == 1 {
             return Ok(());
         }

@@ -312,13 +312,16 @@ impl Runs<'_> {
         let config = self.config(preset, settings)?;
         let measured = self.step(preset, &config)?;
         let planned = |cluster: &Cluster| {
-            step_time(&config, cluster, Assumptions::default()).expect("data parallelism ends").end()
+            let timeline = step_time(&config, cluster, Assumptions::default());
+            let noise =
+                |_| TrainError::Config("the measured rates are no rates: end other programs and measure again".into());
+            Ok::<_, TrainError>(timeline.map_err(noise)?.end())
         };
         let (mut fast, mut slow) = (fast.ln(), slow.ln());
         for _ in 0..40 {
             let middle = (fast + slow) / 2.0;
             set(cluster, middle.exp());
-            if planned(cluster) < measured { fast = middle } else { slow = middle }
+            if planned(cluster)? < measured { fast = middle } else { slow = middle }
         }
         set(cluster, rounded(((fast + slow) / 2.0).exp()));
         Ok(())

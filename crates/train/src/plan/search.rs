@@ -123,7 +123,7 @@ fn in_parallel<T: Sync, U: Send>(items: &[T], map: impl Fn(&T) -> U + Send + Syn
 
 /// The time of a step: with many micro-batches, from two steps with fewer, since each further one takes as long as the
 /// one before.
-fn summary(config: &Config, cluster: &Cluster) -> Result<Summary, PlanError> {
+pub(crate) fn summary(config: &Config, cluster: &Cluster) -> Result<Summary, PlanError> {
     let of = |config: &Config| Ok(step_time(config, cluster, Assumptions::default())?.summary());
     let (all, round) = (config.micro_batches(), config.parallel.pp * config.parallel.virtual_stages.unwrap_or(1));
     let [few, more] = [2 * round, 3 * round];

@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::plan::memory_check::{Machine, Row, of_run};
+use crate::plan::search::summary;
 use crate::plan::step_time::{Assumptions, step_time};
 use plan::{Cluster, PlanError, Summary, Timeline};
 use serde::Serialize;
@@ -9,7 +10,8 @@ use serde::Serialize;
 /// A planned step.
 #[derive(Debug, Clone)]
 pub(crate) struct StepPlan {
-    pub timeline: Timeline,
+    /// `None` if the step is so long that its time follows from those of shorter ones.
+    pub timeline: Option<Timeline>,
     pub figures: Figures,
 }
 
@@ -54,10 +56,17 @@ pub(crate) struct DeviceMemory {
     pub rows: Vec<(String, usize)>,
 }
 
+/// Micro-batches of all stages above which a step is not simulated as a whole.
+const LONG: usize = 1 << 15;
+
 impl StepPlan {
     pub fn new(config: &Config, cluster: &Cluster) -> Result<Self, PlanError> {
-        let timeline = step_time(config, cluster, Assumptions::default())?;
-        let time = timeline.summary();
+        let is_long = config.micro_batches() * config.parallel.pp > LONG;
+        let timeline = (!is_long).then(|| step_time(config, cluster, Assumptions::default())).transpose()?;
+        let time = match &timeline {
+            Some(timeline) => timeline.summary(),
+            None => summary(config, cluster)?,
+        };
         let Rates { tokens_per_second, mfu } = Rates::new(config, cluster, time.step);
         let tokens_per_step = config.train.global_batch_size * config.train.seq_len;
         let memory = device_memory(config, cluster);

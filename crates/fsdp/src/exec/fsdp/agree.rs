@@ -1,7 +1,7 @@
 //! Checks before the first step that all ranks were given the same.
 
-use crate::FsdpError;
 use crate::shard::sharded_unit::ShardedUnit;
+use crate::{FsdpConfig, FsdpError};
 use comm::{Communicator, Reduce};
 use schedule::Outline;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,11 +9,14 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 /// Bits of a digest that a number holds exactly.
 const BITS: u32 = f64::MANTISSA_DIGITS;
 
-/// Returns an error unless the ranks' outlines, from which each makes its operations, have the same digest. Otherwise
-/// collectives that do not match would fail in the middle of a step.
-pub(super) fn on_outline(world: &Communicator, outline: &Outline) -> Result<(), FsdpError> {
+/// Returns an error unless the ranks' outlines, from which each makes its operations, and what decides on the sizes and
+/// types of their collectives have the same digest. Otherwise collectives that do not match would fail in the middle of a
+/// step.
+pub(super) fn on_outline(world: &Communicator, outline: &Outline, config: &FsdpConfig) -> Result<(), FsdpError> {
     let mut hasher = DefaultHasher::new();
     outline.hash(&mut hasher);
+    let FsdpConfig { strategy, dp_replicate, ep, tp, cp, precision, .. } = config;
+    format!("{strategy:?} {dp_replicate:?} {ep} {tp} {cp} {precision:?}").hash(&mut hasher);
     let mut digests = vec![0.0; world.world_size()];
     digests[world.rank()] = (hasher.finish() >> (u64::BITS - BITS)) as f64;
     let digests = world.all_reduce_numbers(&digests, Reduce::Sum)?;

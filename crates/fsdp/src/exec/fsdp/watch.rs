@@ -15,7 +15,7 @@ impl<B: 'static> Fsdp<B> {
         self.timed = Some(vec![]);
     }
 
-    /// Stops to time operations, and returns those since [`time_operations`](Self::time_operations), in order.
+    /// Stops timing operations, and returns those since [`time_operations`](Self::time_operations), in order.
     pub fn timed_operations(&mut self) -> Vec<TimedOp> {
         self.timed.take().unwrap_or_default()
     }

@@ -118,14 +118,18 @@ impl Measured {
             let entries = value.as_object().into_iter().flatten();
             entries.filter_map(|(name, of)| Some((name.clone(), of[key].as_f64()?))).collect()
         };
-        let mut usages = vec![];
+        let (mut usages, mut start) = (vec![], 0.0);
         for line in text.lines().filter_map(json) {
+            if line["started"].is_string() {
+                // Another process: what it has received is counted from here.
+                (found, usages, start) = (Self::default(), vec![], line["step"].as_f64().unwrap_or(0.0));
+            }
             if let Some(seconds) = line["step_seconds"].as_f64() {
                 found.steps.push(seconds);
             }
             if line["memory"].is_object() {
                 found.memory = numbers(&line["memory"], "peak");
-                usages.push((line["step"].as_f64().unwrap_or(1.0), numbers(&line["traffic"], "bytes")));
+                usages.push((line["step"].as_f64().unwrap_or(1.0) - start, numbers(&line["traffic"], "bytes")));
             }
             for stage in line["stages"].as_array().into_iter().flatten() {
                 if let (Some(computes), Some(waits)) =

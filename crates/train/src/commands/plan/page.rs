@@ -15,9 +15,9 @@ use schedule::Op;
 const POINTS: usize = 1500;
 
 /// Returns the page: `text` is what the command prints.
-pub fn page(config: &Config, cluster: &Cluster, plan: &StepPlan, text: &str) -> String {
+pub fn page(config: &Config, cluster: &Cluster, timeline: &Timeline, text: &str) -> String {
     let (title, table) = text.split_once("\n\n").unwrap_or((text, ""));
-    let memory = memory(config, &plan.timeline);
+    let memory = memory(config, timeline);
     let scaling = scaling(config, cluster);
     let title = in_html(title);
     format!(
@@ -30,7 +30,7 @@ pub fn page(config: &Config, cluster: &Cluster, plan: &StepPlan, text: &str) -> 
          <div class=\"card\"><pre>{}</pre></div>\n\
          <h2>A step <small>one rank of each stage</small></h2>\n<div class=\"card\">{}{LEGEND}</div>\n{memory}{scaling}</body>\n</html>\n",
         in_html(table.trim_end()),
-        plan.timeline.svg(),
+        timeline.svg(),
     )
 }
 

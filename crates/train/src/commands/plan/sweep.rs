@@ -28,7 +28,7 @@ impl FromStr for Sweep {
     }
 }
 
-/// Plans every value. Values that cannot be are told, unless none can.
+/// Plans every value. The row of a value that cannot be planned has the reason; if none can, that is the error.
 pub fn sweep(of: &Sweep, train: &TrainArgs, cluster: &Cluster, as_json: bool) -> Result<String, PlanCommandError> {
     let plan = |value: &String| -> Result<Figures, PlanCommandError> {
         let config = configured(&train.with(&of.key, value), cluster)?;
@@ -59,7 +59,7 @@ pub fn sweep(of: &Sweep, train: &TrainArgs, cluster: &Cluster, as_json: bool) ->
             Err(error) => format!("  {error}"),
             Ok(Figures { time, tokens_per_second, mfu, memory, .. }) => {
                 let part = |seconds: f64| format!("{:.0}%", 100.0 * seconds / time.step);
-                let exposed = time.exposed.iter().map(|(_, seconds)| seconds).sum();
+                let exposed = time.exposed.iter().fold(0.0, |sum, (_, seconds)| sum + seconds);
                 format!(
                     "{:>12.1}{:>12}{:>7.1}%{:>12}{:>10}{:>15}{:>10}{}",
                     1e3 * time.step,

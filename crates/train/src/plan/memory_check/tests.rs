@@ -308,8 +308,9 @@ fn further_micro_batches_take_no_more_memory() {
                 held.iter().map(|(_, bytes)| bytes.total()).max().unwrap()
             })
         };
-        // 4 stages x chunks, as much as a forecast looks at, and more.
+        // Two data-parallel ranks with 16 and 80 micro-batches, and with 17 and 81, which do not fill their rounds.
         assert_eq!(of("train.global_batch_size=32"), of("train.global_batch_size=160"), "{schedule}");
+        assert_eq!(of("train.global_batch_size=34"), of("train.global_batch_size=162"), "{schedule}");
     }
 }
 
