@@ -64,6 +64,7 @@ mod context_parallel;
 mod engine;
 mod error;
 mod first_error;
+pub mod flight;
 mod hand_over;
 mod local;
 mod mesh;

@@ -1,22 +1,24 @@
 //! The collectives of a rank on typed tensors, over any engine.
 
+mod point_to_point;
+mod rounds;
+
 use crate::error::panic_message;
+use crate::flight::{FlightRecorder, GroupCalls};
 use crate::meter::{Cost, Meter};
-use crate::{Collective, CommError, Engine, Kind, Payload, Reduce, Signature, Summands, TrafficTable};
+use crate::{Collective, CommError, Engine, Kind, Payload, Reduce, Signature, TrafficTable};
 use burn::tensor::{Device, Float, Int, Tensor, TensorData};
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::thread;
-use std::time::Instant;
 
 /// The largest tensor, in bytes, that is all-reduced in one round: N/2 times the bytes of two rounds, and half the
 /// waiting.
 const SMALL: usize = 32 * 1024;
 
 /// The name under which a group is metered if it is not along mesh axes.
-const WORLD: &str = "world";
+pub(crate) const WORLD: &str = "world";
 
 /// Returns the bytes that a rank receives in an `all_reduce` of `len` elements of `size` bytes over `ranks` ranks. For
 /// small tensors these are all elements of all other ranks. Larger tensors are split into one chunk per rank, and each
@@ -39,6 +41,9 @@ pub struct Communicator {
     /// The mesh axes of the group; for the meter.
     axes: Arc<str>,
     meter: Meter,
+    /// The group, for the flight recorder.
+    group: Arc<GroupCalls>,
+    flight: Arc<FlightRecorder>,
 }
 
 impl fmt::Debug for Communicator {
@@ -50,7 +55,9 @@ impl fmt::Debug for Communicator {
 impl Communicator {
     /// Creates the collectives of a world from its engine.
     pub fn new(engine: Arc<dyn Engine>) -> Self {
-        Self { world_rank: engine.rank(), engine, axes: WORLD.into(), meter: Meter::default() }
+        let (rank, world_size) = (engine.rank(), engine.world_size());
+        let (group, flight) = (GroupCalls::of_world(world_size), FlightRecorder::new(rank, world_size));
+        Self { world_rank: rank, engine, axes: WORLD.into(), meter: Meter::default(), group, flight }
     }
 
     /// Returns the same group, metered under these axes together with all groups split off from it.
@@ -75,15 +82,16 @@ impl Communicator {
 
     /// Concatenates the ranks' tensors in rank order: `[n]` becomes `[N * n]`.
     pub fn all_gather<K: Kind>(&self, shard: Tensor<1, K>) -> Result<Tensor<1, K>, CommError> {
-        let collective = Collective::AllGather;
-        self.metered(collective, || self.all_gather_as(collective, K::forget(shard))).map(K::remember)
+        let (collective, shard) = (Collective::AllGather, K::forget(shard));
+        self.metered(&whole(collective, &shard), || self.all_gather_as(collective, shard)).map(K::remember)
     }
 
     /// Returns chunk `rank` of the sum of the ranks' tensors: `[N * n]` becomes `[n]`.
     pub fn reduce_scatter<K: Kind>(&self, full: Tensor<1, K>) -> Result<Tensor<1, K>, CommError> {
-        let collective = Collective::ReduceScatter;
-        let call = || self.chunks(collective, K::forget(full)).map(|(chunks, cost)| (chunks.reduce(Reduce::Sum), cost));
-        self.metered(collective, call).map(K::remember)
+        let (collective, full) = (Collective::ReduceScatter, K::forget(full));
+        let signature = whole(collective, &full);
+        let call = || self.chunks(collective, full).map(|(chunks, cost)| (chunks.reduce(Reduce::Sum), cost));
+        self.metered(&signature, call).map(K::remember)
     }
 
     /// Continues a sum with a [`reduce_scatter`](Self::reduce_scatter): returns chunk `rank` of
@@ -93,6 +101,7 @@ impl Communicator {
     /// For 16-bit tensors, the sum and `onto` are f32, so fp16 does not overflow with any number of ranks.
     pub fn reduce_scatter_onto(&self, full: Tensor<1>, onto: Option<Tensor<1>>) -> Result<Tensor<1>, CommError> {
         let (collective, full, onto) = (Collective::ReduceScatter, Payload::Float(full), onto.map(Payload::Float));
+        let signature = whole(collective, &full);
         let call = || {
             let (chunk, dtype) = (full.len() / self.world_size(), full.sum_dtype());
             if let Some(onto) = onto.as_ref().filter(|onto| (onto.len(), onto.dtype()) != (chunk, dtype)) {
@@ -103,22 +112,23 @@ impl Communicator {
             let (chunks, cost) = self.chunks(collective, full)?;
             Ok((chunks.sum_onto(onto), cost))
         };
-        self.metered(collective, call).map(Float::remember)
+        self.metered(&signature, call).map(Float::remember)
     }
 
     /// Combines the ranks' tensors: `[n]` stays `[n]`.
     pub fn all_reduce<K: Kind>(&self, tensor: Tensor<1, K>, how: Reduce) -> Result<Tensor<1, K>, CommError> {
-        let (collective, tensor) = (Collective::AllReduce(how), K::forget(tensor));
-        let small = tensor.bytes() <= SMALL;
+        let tensor = K::forget(tensor);
+        let (signature, small) = (whole(Collective::AllReduce(how), &tensor), tensor.bytes() <= SMALL);
         let call = || if small { self.reduce_at_once(tensor, how) } else { self.reduce_in_chunks(tensor, how) };
-        self.metered(collective, call).map(K::remember)
+        self.metered(&signature, call).map(K::remember)
     }
 
     /// Combines the ranks' numbers element by element in f64, on the host alone.
     pub fn all_reduce_numbers(&self, numbers: &[f64], how: Reduce) -> Result<Vec<f64>, CommError> {
         let data = TensorData::new(numbers.to_vec(), [numbers.len()]);
         let payload = Payload::from_data(data, &Device::flex());
-        let total = self.metered(Collective::AllReduce(how), || self.reduce_at_once(payload, how))?;
+        let signature = whole(Collective::AllReduce(how), &payload);
+        let total = self.metered(&signature, || self.reduce_at_once(payload, how))?;
         Ok(total.into_data().iter::<f64>().collect())
     }
 
@@ -188,66 +198,10 @@ impl Communicator {
         Ok((K::remember(Payload::cat(parts)), counts))
     }
 
-    /// Sends a tensor to rank `to`, which receives tensors in the order of sending ([`recv`](Self::recv)). The call may
-    /// return before the tensor is received.
-    pub fn send<K: Kind>(&self, tensor: Tensor<1, K>, to: usize) -> Result<(), CommError> {
-        let (collective, tensor) = (Collective::Send(to), K::forget(tensor));
-        self.check_root(collective, to)?;
-        self.check_tracked(collective, &tensor)?;
-        self.metered(collective, || self.engine.send(tensor, to).map(|()| ((), Cost::default())))
-    }
-
-    /// Returns the next tensor from rank `from`.
-    ///
-    /// # Errors
-    /// Also returns an error if the tensor is of another kind.
-    pub fn recv<K: Kind>(&self, from: usize) -> Result<Tensor<1, K>, CommError> {
-        let collective = Collective::Recv(from);
-        self.check_root(collective, from)?;
-        let payload = self.metered(collective, || {
-            let payload = self.engine.recv(from)?;
-            let bytes = if from == self.rank() { 0 } else { payload.bytes() };
-            Ok((payload, Cost { bytes, control: 0 }))
-        })?;
-        if !K::is(&payload) {
-            let reason = format!("rank {from} sent [{}] {:?}, another kind", payload.len(), payload.dtype());
-            return Err(self.bad_argument(collective, reason));
-        }
-        Ok(K::remember(payload))
-    }
-
-    /// Returns the next `count` tensors from rank `from`, which are received while `work` runs.
-    ///
-    /// ```text
-    /// this thread    | work                      | join |
-    /// another one    | recv, recv, ..  |                       if messages only move while somebody asks for them
-    /// ```
-    pub fn recv_during<K: Kind, T>(
-        &self,
-        from: usize,
-        count: usize,
-        work: impl FnOnce() -> T,
-    ) -> (Result<Vec<Tensor<1, K>>, CommError>, T) {
-        let receive = || (0..count).map(|_| self.recv(from)).collect();
-        if count == 0 || self.engine.receives_unasked() {
-            let done = work();
-            return (receive(), done);
-        }
-        thread::scope(|scope| {
-            let receiving = scope.spawn(receive);
-            // A panic must not wait here until the other thread times out.
-            let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-                self.abort(&format!("panicked: {}", panic_message(&*panic)));
-                resume_unwind(panic)
-            });
-            (receiving.join().unwrap_or_else(|panic| resume_unwind(panic)), done)
-        })
-    }
-
     /// Returns when every rank has called it.
     pub fn barrier(&self) -> Result<(), CommError> {
         let signature = Signature { collective: Collective::Barrier, len: None, dtype: None };
-        self.metered(signature.collective, || match self.world_size() {
+        self.metered(&signature, || match self.world_size() {
             1 => Ok(((), Cost::default())),
             _ => self.engine.barrier(&signature).map(|()| ((), self.cost(signature.collective, 0))),
         })
@@ -261,7 +215,7 @@ impl Communicator {
         let colors = self.all_gather(color_1)?.into_data();
         let members = colors.iter::<i64>().enumerate().filter(|(_, other)| *other == color as i64);
         let members: Vec<usize> = members.map(|(rank, _)| rank).collect();
-        Ok(Self { engine: self.engine.split(&members)?, ..self.clone() })
+        Ok(Self { engine: self.engine.split(&members)?, group: self.group.split(&members), ..self.clone() })
     }
 
     /// Notes that all ranks of the group make the same calls in the same order from now on, which they have compared, as
@@ -275,6 +229,7 @@ impl Communicator {
 
     /// Tells the other ranks that this one has failed; their current and future calls return an error with `reason`.
     pub fn abort(&self, reason: &str) {
+        self.flight.abort(reason);
         self.engine.abort(reason);
     }
 
@@ -307,94 +262,34 @@ impl Communicator {
         self.meter.by_axes()
     }
 
-    /// Runs an [`all_reduce`](Self::all_reduce) of a small tensor: every rank receives everything.
-    fn reduce_at_once(&self, tensor: Payload, how: Reduce) -> Result<(Payload, Cost), CommError> {
-        let (collective, others, bytes) = (Collective::AllReduce(how), self.world_size() - 1, tensor.bytes());
-        self.check_tracked(collective, &tensor)?;
-        if others == 0 {
-            return Ok((tensor, Cost::default()));
-        }
-        let total = self.engine.all_reduce(&whole(collective, &tensor), tensor, how)?;
-        Ok((total, self.cost(collective, others * bytes)))
+    /// Returns the recorder of this rank's calls, through this communicator and all groups of the same world. Another
+    /// thread may read it while the rank is stuck in a call.
+    pub fn flight(&self) -> Arc<FlightRecorder> {
+        self.flight.clone()
     }
 
-    /// Runs an [`all_reduce`](Self::all_reduce) of a large tensor, padded to N equal chunks: each rank reduces one
-    /// chunk.
-    fn reduce_in_chunks(&self, tensor: Payload, how: Reduce) -> Result<(Payload, Cost), CommError> {
-        let (collective, n, len) = (Collective::AllReduce(how), self.world_size(), tensor.len());
-        let padded = match len.next_multiple_of(n) - len {
-            0 => tensor,
-            missing => Payload::cat(vec![tensor.clone(), tensor.zeros_like(missing)]),
-        };
-        let (chunks, scattered) = self.chunks(collective, padded)?;
-        let (all, gathered) = self.all_gather_as(collective, chunks.reduce(how))?;
-        let cost = Cost { bytes: scattered.bytes + gathered.bytes, control: scattered.control + gathered.control };
-        Ok((all.slice(0..len), cost))
+    /// Notes where this rank is in the program, for the flight recorder: the number of the step and what the rank does
+    /// in it, such as `forward` or `checkpoint`. Calls made on other threads count as made in the background from now
+    /// on.
+    pub fn note_place(&self, step: u64, what: &'static str) {
+        self.flight.note_place(step, what);
     }
 
-    /// Returns the gathered tensor and the cost.
-    fn all_gather_as(&self, collective: Collective, shard: Payload) -> Result<(Payload, Cost), CommError> {
-        self.check_tracked(collective, &shard)?;
-        if self.world_size() == 1 {
-            return Ok((shard, Cost::default()));
-        }
-        let (signature, own) = (whole(collective, &shard), shard.bytes());
-        let full = self.engine.all_gather(&signature, shard)?;
-        let bytes = full.bytes() - own;
-        Ok((full, self.cost(collective, bytes)))
-    }
-
-    /// Returns all ranks' contributions to this rank's chunk, and the cost.
-    fn chunks(&self, collective: Collective, full: Payload) -> Result<(Summands, Cost), CommError> {
-        let (n, len, bytes) = (self.world_size(), full.len(), full.bytes());
-        if len % n != 0 {
-            return Err(self.bad_argument(collective, format!("{len} elements cannot be split over {n} ranks")));
-        }
-        self.check_tracked(collective, &full)?;
-        if n == 1 {
-            return Ok((Summands::new(vec![full]), Cost::default()));
-        }
-        let chunks = self.engine.chunks(&whole(collective, &full), full)?;
-        Ok((chunks, self.cost(collective, bytes / n * (n - 1))))
-    }
-
-    /// Runs a collective that consists of one exchange.
-    fn call(&self, signature: &Signature, parts: Vec<Option<Payload>>) -> Result<Vec<Option<Payload>>, CommError> {
-        self.metered(signature.collective, || self.exchange(signature, parts))
-    }
-
-    /// Returns the parts that the ranks gave to this one, and the cost.
-    fn exchange(
-        &self,
-        signature: &Signature,
-        parts: Vec<Option<Payload>>,
-    ) -> Result<(Vec<Option<Payload>>, Cost), CommError> {
-        parts.iter().flatten().try_for_each(|part| self.check_tracked(signature.collective, part))?;
-        if self.world_size() == 1 {
-            return Ok((parts, Cost::default()));
-        }
-        let found = self.engine.exchange(signature, parts)?;
-        let others = found.iter().enumerate().filter(|(from, _)| *from != self.rank());
-        let bytes = others.filter_map(|(_, part)| part.as_ref()).map(Payload::bytes).sum();
-        Ok((found, self.cost(signature.collective, bytes)))
-    }
-
-    /// Returns the cost of one round that received this many bytes.
-    fn cost(&self, collective: Collective, bytes: usize) -> Cost {
-        Cost { bytes, control: self.engine.control_messages(collective) }
-    }
-
-    /// Runs `call` and meters the cost that it returns. A single rank communicates nothing.
+    /// Runs `call`, records it, and meters the cost that it returns. A single rank communicates nothing.
     fn metered<T>(
         &self,
-        collective: Collective,
+        signature: &Signature,
         call: impl FnOnce() -> Result<(T, Cost), CommError>,
     ) -> Result<T, CommError> {
-        let started = Instant::now();
-        let (result, cost) = call()?;
-        if self.world_size() > 1 {
-            self.meter.add(&self.axes, collective, cost, started.elapsed());
+        if self.world_size() == 1 {
+            return call().map(|(result, _)| result);
         }
+        // A call that panics stays open in the record.
+        let entered = self.flight.enter(&self.group, &self.axes, signature.clone());
+        let result = call();
+        let left = self.flight.leave(&entered, result.as_ref().map(|(_, cost)| cost.bytes));
+        let (result, cost) = result?;
+        self.meter.add(&self.axes, signature.collective, cost, left - entered.at);
         Ok(result)
     }
 
