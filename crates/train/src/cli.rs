@@ -2,6 +2,7 @@
 
 use crate::commands::completions::{self, CompletionsArgs};
 use crate::commands::config;
+use crate::commands::doctor::{self, DoctorArgs};
 use crate::commands::eval::{self, EvalArgs};
 use crate::commands::export::{self, ExportArgs};
 use crate::commands::generate::{self, GenerateArgs};
@@ -58,6 +59,7 @@ enum Command {
     Eval(EvalArgs),
     Inspect(InspectArgs),
     Report(ReportArgs),
+    Doctor(DoctorArgs),
     Import(ImportArgs),
     Export(ExportArgs),
     Logits(LogitsArgs),
@@ -153,6 +155,7 @@ impl Command {
             Self::Eval(args) => eval::run(args)?,
             Self::Inspect(args) => inspect::run(args)?,
             Self::Report(args) => report::run(args)?,
+            Self::Doctor(args) => doctor::run(args)?,
             Self::Import(args) => import::run(args)?,
             Self::Export(args) => export::run(args)?,
             Self::Logits(args) => logits::run(args)?,

@@ -73,7 +73,9 @@ impl Scratch {
     /// Returns a function that removes this process's folder, for a signal handler.
     pub fn remover(launch: &Launch) -> impl Fn() + Send + use<> {
         let mine = launch.has_rank_0().then(|| Self::place(launch));
-        move || mine.iter().for_each(|path| _ = fs::remove_dir_all(path))
+        // A rank that creates a file meanwhile makes a removal fail.
+        let remove = |path: &PathBuf| (0..20).any(|_| fs::remove_dir_all(path).is_ok() || !path.exists());
+        move || mine.iter().for_each(|path| _ = remove(path))
     }
 
     /// The options of the dry run's steps.

@@ -87,6 +87,28 @@ pub enum TrainError {
     #[error("cannot write {}: {source}", path.display())]
     Metrics { path: PathBuf, source: io::Error },
 
+    #[error("cannot {what}: {source}: start it without --restarts")]
+    Supervisor { what: &'static str, source: io::Error },
+
+    /// A fault on purpose.
+    #[error("{0}")]
+    Fault(String),
+
+    #[error(
+        "{available} of the run's {asked} ranks {have} a device left, and resilience.min_gpus is {least}: bring the devices \
+         back, or lower it",
+        have = if *available == 1 { "has" } else { "have" }
+    )]
+    TooFewRanks { available: usize, asked: usize, least: usize },
+
+    #[error(
+        "no rank of this process has made progress for {seconds} s: each is stuck outside of any call of a collective"
+    )]
+    Silent { seconds: u64 },
+
+    #[error("cannot read the record {}: {source}: remove it", path.display())]
+    FlightRecord { path: PathBuf, source: io::Error },
+
     #[error("cannot start the threads of a rank: {0}")]
     Threads(rayon::ThreadPoolBuildError),
 
@@ -184,6 +206,10 @@ pub enum TrainError {
 
     #[error("{}{}", .0, remedy(.0))]
     Rank(#[from] Box<RankFailure<TrainError>>),
+
+    /// A rank waited for others in vain; `told` says what the ranks' last calls tell of it.
+    #[error("{failure}\n{told}")]
+    Waited { failure: Box<RankFailure<TrainError>>, told: String },
 }
 
 /// Advice on a rank's failure, if its cause is known; CubeCL reports an allocation that fails by a panic.

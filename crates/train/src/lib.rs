@@ -11,6 +11,7 @@
 //! | `plan` | what a run will need: units, memory, traffic |
 //! | `reporting` | metrics and progress |
 //! | `run` | a run on disk: folder, checkpoints, resuming |
+//! | `supervisor` | starts a failed run again |
 //! | `trainer` | the work of a rank: batches, steps, validation, samples |
 //! | `commands` | the subcommands |
 //!
@@ -50,6 +51,7 @@ mod plan;
 mod program;
 mod reporting;
 mod run;
+mod supervisor;
 mod terminal;
 mod trainer;
 mod training;

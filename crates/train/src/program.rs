@@ -26,3 +26,9 @@ pub(crate) fn name() -> &'static str {
 pub(crate) fn path() -> String {
     env::args_os().next().map_or_else(|| name().into(), |called| called.to_string_lossy().into_owned())
 }
+
+/// A command of this program, to paste.
+pub(crate) fn command(args: &[&str]) -> String {
+    let words = std::iter::once(path()).chain(args.iter().map(|arg| arg.to_string()));
+    words.map(|word| quoted(&word)).collect::<Vec<_>>().join(" ")
+}

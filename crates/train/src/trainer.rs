@@ -152,6 +152,8 @@ struct Trainer<'a> {
     rank: usize,
     device: Device,
     folder: RunFolder,
+    /// All ranks. For the flight recorder: `fsdp` makes the calls.
+    comm: Communicator,
     fsdp: Fsdp<Batch>,
     maker: BatchMaker,
     loads: ExpertLoads,
@@ -192,6 +194,11 @@ impl<'a> Trainer<'a> {
     fn new(job: &'a Job, comm: Communicator) -> Result<Self, TrainError> {
         let (rank, world_size, device) = (comm.rank(), comm.world_size(), comm.device().clone());
         let folder = RunFolder::of_rank_0(job.folder.as_ref(), &comm)?;
+        let (done, of_run) = (job.resume.as_ref().map_or(0, Resume::step), comm.clone());
+        comm.note_place(done as u64, "start");
+        if !job.dry_run {
+            job.flights.add(comm.flight(), &folder, done);
+        }
         let loads = ExpertLoads::new(job.config.moe.as_ref());
         let config = job.config.fsdp();
         let parallel = Parallel::new(&config, &comm)?;
@@ -204,12 +211,15 @@ impl<'a> Trainer<'a> {
                 resume.load(Unloaded::new(units, comm, config)?, &job.config.initial(), rank, world_size)?
             }
         };
-        if rank == 0 {
-            let first = 1 + job.resume.as_ref().map_or(0, Resume::step);
-            fsdp.watch(job.progress.watch(first, job.config.micro_batches()));
-        }
+        let (flight, progress) = (of_run.flight(), job.progress.watch(done + 1, job.config.micro_batches()));
+        fsdp.watch(move |part, whole| {
+            flight.sign_of_life();
+            if rank == 0 {
+                progress(part, whole);
+            }
+        });
         if let Some(resume) = job.resume.as_ref().filter(|resume| rank == 0 && resume.in_place) {
-            resume.take_over(&folder, &job.config, &job.progress)?;
+            resume.take_over(&folder, &job.whole, &job.progress)?;
         }
         let (resumed, buckets) = (job.resume.as_ref().map(|from| &from.index), job.buckets.clone());
         let batches = Batches::new(&job.config, fsdp.data_parallel(), resumed, job.windows.clone(), buckets);
@@ -221,6 +231,7 @@ impl<'a> Trainer<'a> {
             maker: BatchMaker::new(&job.config, job.data.end_of_text(), parallel.sequences, &device),
             device,
             folder,
+            comm: of_run,
             fsdp,
             loads,
             load_sums: vec![],
@@ -250,10 +261,18 @@ impl<'a> Trainer<'a> {
     /// Fetch, forward and backward, clip, step, log. Returns the loss, which is shown to the user if `tell` is set.
     fn train_step(&mut self, step: usize, tell: bool) -> Result<f64, TrainError> {
         self.job.progress.doing("in this step");
+        self.job.flights.begin_step();
+        self.comm.note_place(step as u64 + 1, "start");
+        let is_nan = self.job.faults.strike(step + 1, self.rank)?;
         let Config { train, optim, .. } = &self.job.config;
         let started = Instant::now();
         let lr = learning_rate(optim, step, train.steps);
-        let Next { micro_batches, weights, counts, waited } = self.next_batches(step)?;
+        self.comm.note_place(step as u64 + 1, "waiting for data");
+        let Next { micro_batches, mut weights, counts, waited } = self.next_batches(step)?;
+        if is_nan {
+            weights.fill(f64::NAN);
+        }
+        self.comm.note_place(step as u64 + 1, "forward and backward");
         self.begin_profile(self.pace.steps);
         let (job, loads) = (self.job, &self.loads);
         let is_time = self.is_time();
@@ -336,6 +355,7 @@ impl<'a> Trainer<'a> {
     /// Whether any rank was asked to stop; all ranks get the same answer. For periods without steps; during steps, the
     /// step's messages carry the answer.
     fn should_stop(&mut self) -> Result<bool, TrainError> {
+        self.comm.flight().sign_of_life();
         self.stop |= self.fsdp.all_reduce(&[asked_to_stop(self.job)])?[0] > 0.0;
         Ok(self.stop)
     }

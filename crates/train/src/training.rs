@@ -5,7 +5,9 @@ use crate::config::{Config, ParallelConfig};
 use crate::dry_run::{self, Scratch};
 use crate::error::TrainError;
 use crate::format::{count, human_count};
+use crate::host::attempt;
 use crate::host::device::Devices;
+use crate::host::faults::Faults;
 use crate::host::launch::Launch;
 use crate::overview;
 use crate::plan::memory_check::{self, Estimate};
@@ -59,6 +61,9 @@ pub(crate) fn train_launched(
     if in_steps {
         expect_unfinished(checkpoint.as_ref(), config.train.steps)?;
     }
+    let faults = Faults::of_environment()?;
+    let asked = config.parallel.clone();
+    fit_devices(&mut config, launch, &faults)?;
     let ranks_here = launch.ranks_here(config.parallel.gpus);
     let devices = Devices::new(&config.train.device, ranks_here)?;
     config.parallel.precision.choose(devices.kind());
@@ -116,7 +121,9 @@ pub(crate) fn train_launched(
     let trained = resume.as_ref().map_or(&[][..], |resume| &resume.trained);
     let windows = || Arc::new(Windows::new(&dataset, trained, config.train.seed, config.train.seq_len));
     let windows = buckets.is_none().then(windows);
-    let folder = launch.has_rank_0().then(|| options.folder(&config)).transpose()?;
+    let whole =
+        Config { parallel: ParallelConfig { precision: config.parallel.precision.clone(), ..asked }, ..config.clone() };
+    let folder = launch.has_rank_0().then(|| options.folder(&whole)).transpose()?;
 
     let done = resume.as_ref().map_or(0, Resume::step);
     let says = match launch.has_rank_0() {
@@ -129,6 +136,8 @@ pub(crate) fn train_launched(
     let stop = stop();
     let job = Arc::new(Job {
         config,
+        whole,
+        faults,
         dataset,
         validation,
         windows,
@@ -137,6 +146,7 @@ pub(crate) fn train_launched(
         folder,
         resume,
         progress,
+        flights: Arc::default(),
         devices: count,
         dry_run: options.dry_run,
         stop,
@@ -147,6 +157,8 @@ pub(crate) fn train_launched(
     changed.iter().for_each(|line| job.progress.say(line));
     scarce.iter().for_each(|line| job.progress.say(&format!("warning: {line}")));
     let (threads, of_ranks) = (threads_per_rank(ranks_here), job.clone());
+    attempt::begin();
+    let watch = job.flights.watch(job.config.comm.timeouts().call, launch.has_rank_0());
     let outcomes = launch.run_ranks(devices, job.config.comm.timeouts(), move |comm| {
         // Runs inside a dedicated thread pool: from outside, every operation would hand its work to the pool's threads
         // and sleep meanwhile.
@@ -156,7 +168,9 @@ pub(crate) fn train_launched(
         let pool = pool.map_err(TrainError::Threads)?;
         pool.install(|| trainer::run(&of_ranks, comm))
     });
+    drop(watch);
     job.progress.finish();
+    let told = outcomes.as_ref().err().and_then(|failure| job.flights.explain(failure));
     // Incomplete checkpoint parts must not keep a disk full. A stuck rank may be stuck because of the disk, and ranks
     // in other processes may still be writing; in those cases, or if this fails, the next start cleans up.
     if let (Err(failure), Some(folder)) = (&outcomes, &job.folder)
@@ -171,13 +185,43 @@ pub(crate) fn train_launched(
     let outcomes = outcomes.map_err(|failure| match failure {
         // A single rank's error needs no rank; with several, the rank says where to look.
         RankFailure::Failed { source, .. } if job.config.parallel.gpus == 1 => source,
-        failure => TrainError::Rank(Box::new(failure)),
+        failure => match told {
+            Some(told) => TrainError::Waited { failure: Box::new(failure), told },
+            None => TrainError::Rank(Box::new(failure)),
+        },
     })?;
     let outcome = outcomes.into_iter().next().expect("there is a rank");
     if options.dry_run && launch.has_rank_0() {
         dry_run::tell(&job, meant, &memory, &outcome);
     }
     Ok(outcome)
+}
+
+/// Takes a layout of fewer ranks if there are fewer devices than the run began with, or fewer processes than ranks.
+fn fit_devices(config: &mut Config, launch: &Launch, faults: &Faults) -> Result<(), TrainError> {
+    let asked = config.parallel.gpus;
+    let available = match launch.processes() {
+        Some(processes) => processes,
+        None => {
+            let here = Devices::new(&config.train.device, 1)?.here;
+            let first = attempt::devices_at_first(here).max(here);
+            (asked * here.min(asked)).div_ceil(first.min(asked)).saturating_sub(faults.devices_lost())
+        }
+    };
+    if available >= asked {
+        return Ok(());
+    }
+    let least = config.resilience.min_gpus.unwrap_or(asked);
+    let fewer = config.on_fewer_ranks(available).filter(|fewer| fewer.parallel.gpus >= least);
+    let fewer = fewer.ok_or(TrainError::TooFewRanks { available, asked, least })?;
+    let ranks = fewer.parallel.gpus;
+    if let Some(processes) = launch.processes().filter(|processes| *processes != ranks) {
+        return Err(TrainError::Config(format!(
+            "this run fits on {ranks} of the {processes} processes that `mpirun -n {processes}` has started: give `mpirun -n {ranks}`"
+        )));
+    }
+    *config = fewer;
+    Ok(())
 }
 
 /// Prints the lines above the first step.
@@ -203,6 +247,8 @@ fn say_what_begins(job: &Job, devices: &Devices, memory: &Estimate) {
              with --set data.tokenizer=FILE, or model.vocab_size=0 for as many as there are"
         ));
     }
+    job.faults.warning().iter().for_each(|warning| progress.say(&format!("warning: {warning}")));
+    job.degraded().iter().for_each(|line| progress.say(&format!("warning: {line}")));
     config.warnings().iter().for_each(|warning| progress.say(&format!("warning: {warning}")));
     if let Some(Resume { index: Index { step, world_size, strategy, .. }, path, new_tokenizer, partial, .. }) =
         &job.resume
@@ -228,7 +274,7 @@ fn say_what_begins(job: &Job, devices: &Devices, memory: &Estimate) {
 fn say_changes(job: &Job) {
     let Some(Resume { index, path, .. }) = &job.resume else { return };
     let Ok(before) = config_in(path) else { return };
-    let changes = job.config.changes_since(&before, index.step as usize);
+    let changes = job.whole.changes_since(&before, index.step as usize);
     if !changes.is_empty() {
         job.progress.say("the configuration differs from the checkpoint's:");
     }

@@ -3,6 +3,7 @@
 
 pub mod completions;
 pub mod config;
+pub mod doctor;
 pub mod eval;
 pub mod export;
 pub mod generate;

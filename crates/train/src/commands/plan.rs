@@ -5,13 +5,14 @@ mod found;
 mod page;
 mod sweep;
 
-use super::train::{TrainArgs, stop_at_once};
+use super::train::TrainArgs;
 use crate::atomic_write::write_whole;
 use crate::config::Config;
 use crate::dry_run::Scratch;
 use crate::error::TrainError;
 use crate::format::{bytes, count, human};
 use crate::host::launch::Launch;
+use crate::host::signals::stop_at_once;
 use crate::plan::measure::measure;
 use crate::plan::search::{Found, search};
 use crate::plan::step_plan::StepPlan;

@@ -6,12 +6,15 @@ use crate::dry_run::Scratch;
 use crate::ending;
 use crate::error::TrainError;
 use crate::format::count;
+use crate::host::attempt;
 use crate::host::launch::Launch;
+use crate::host::signals::{interrupted, stop_after_a_step, stop_at_once};
 use crate::program;
 use crate::run::folder::{CONFIG, run_of};
 use crate::run::options::RunOptions;
 use crate::run::resume::{self, Start, Verification};
-use crate::terminal::say;
+use crate::supervisor;
+use crate::terminal::{say, to_stderr};
 use crate::trainer::Outcome;
 use crate::training::train_launched;
 use checkpoint::{Checkpoint, Folder};
@@ -21,14 +24,8 @@ use fsdp::Strategy;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Exit status after Ctrl-C or another signal; by convention 128 + SIGINT.
-const INTERRUPTED: u8 = 130;
 
 #[derive(Debug, Clone, Default, PartialEq, Args)]
 pub struct TrainArgs {
@@ -93,6 +90,9 @@ pub struct TrainArgs {
     /// Estimate what the run needs (memory, tokens, disk, and time after three steps), and leave nothing behind
     #[arg(long)]
     dry_run: bool,
+    /// Restart the run from its last checkpoint up to N times if it fails: if a rank panics, is killed, or is stuck
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
+    restarts: Option<usize>,
     /// Print only warnings, errors and the final result
     #[arg(long, short)]
     quiet: bool,
@@ -115,6 +115,15 @@ pub fn launch(args: &TrainArgs) -> ExitCode {
 
 fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
     let (config, options) = args.resolve(launch.processes())?;
+    if config.resilience.restarts > 0 && !args.dry_run && !attempt::is_supervised() {
+        match launch.processes() {
+            None => return Ok(supervisor::supervise(&config, &options)?),
+            Some(_) if launch.has_rank_0() => to_stderr(
+                "warning: resilience.restarts is without effect: mpirun has started the ranks, and only it can start them again",
+            ),
+            Some(_) => {}
+        }
+    }
     let steps = config.train.steps;
     let outcome = match train_launched(launch, config, &options, || match args.dry_run {
         true => stop_at_once(Scratch::remover(launch)),
@@ -126,6 +135,7 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
         {
             if launch.has_rank_0() {
                 say(&done.to_string());
+                attempt::ended_well();
             }
             return Ok(ExitCode::SUCCESS);
         }
@@ -138,53 +148,9 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
         if !args.quiet {
             ending::say(&outcome, launch);
         }
+        attempt::ended_well();
     }
-    Ok(if outcome.stopped { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
-}
-
-/// Installs a handler: Ctrl-C, SIGTERM (sent by Slurm, Kubernetes, `kill`) and SIGHUP (sent by a closing terminal) set
-/// the flag. A second signal ends the process.
-fn stop_after_a_step() -> Arc<AtomicBool> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let handler = stop.clone();
-    let keep_ignored = ignored_hangup();
-    let set = ctrlc::set_handler(move || {
-        if handler.swap(true, Ordering::Relaxed) {
-            std::process::exit(INTERRUPTED.into());
-        }
-        let _ = writeln!(io::stderr(), "\nstopping after this step; a second Ctrl-C or signal stops at once");
-    });
-    if let Err(error) = set {
-        let _ = writeln!(io::stderr(), "Ctrl-C will stop at once: {error}");
-    }
-    keep_ignored();
-    stop
-}
-
-/// Installs a handler: a signal ends the process after `clean`, because nothing is kept and a step may take minutes.
-pub(super) fn stop_at_once(clean: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
-    let keep_ignored = ignored_hangup();
-    let set = ctrlc::set_handler(move || {
-        clean();
-        std::process::exit(INTERRUPTED.into());
-    });
-    if let Err(error) = set {
-        let _ = writeln!(io::stderr(), "Ctrl-C will leave a folder behind: {error}");
-    }
-    keep_ignored();
-    Arc::default()
-}
-
-/// Returns a function that restores an ignored SIGHUP: with `nohup` the run must survive a closing terminal.
-fn ignored_hangup() -> impl FnOnce() {
-    // SAFETY: SIG_IGN runs no code of this process, and the previous handler is restored.
-    let before = unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
-    unsafe { libc::signal(libc::SIGHUP, before) };
-    move || {
-        if before == libc::SIG_IGN {
-            unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
-        }
-    }
+    Ok(if outcome.stopped { interrupted() } else { ExitCode::SUCCESS })
 }
 
 /// Prints the outcome of a run of `steps` steps.
@@ -254,7 +220,8 @@ impl TrainArgs {
             Err(error)
         })?;
         let gpus = config.parallel.gpus;
-        if let Some(processes) = processes.filter(|processes| *processes != gpus) {
+        let may_be_fewer = config.resilience.min_gpus.is_some();
+        if let Some(processes) = processes.filter(|n| *n != gpus && !(may_be_fewer && *n < gpus)) {
             return Err(TrainError::Config(format!(
                 "parallel.gpus is {gpus}, but `mpirun -n {processes}` has started the ranks, a process each: leave the \
                  number of ranks out, or give `mpirun -n {gpus}`"
@@ -299,6 +266,7 @@ impl TrainArgs {
             ("train.steps", self.steps),
             ("train.global_batch_size", self.batch_size),
             ("train.seq_len", self.seq_len),
+            ("resilience.restarts", self.restarts),
         ];
         let flags = flags.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
         let epochs = self.epochs.map(|epochs| format!("train.epochs={epochs:?}"));
@@ -333,6 +301,7 @@ impl TrainArgs {
             "train.steps" => with.steps = None,
             "train.global_batch_size" => with.batch_size = None,
             "train.seq_len" => with.seq_len = None,
+            "resilience.restarts" => with.restarts = None,
             _ => {}
         }
         with.set.push(format!("{key}={value}"));
@@ -376,6 +345,7 @@ impl TrainArgs {
             ("--partial", self.partial),
             ("--force", self.force),
             ("--dry-run", self.dry_run),
+            ("--restarts", self.restarts.is_some()),
             ("--quiet", self.quiet),
         ];
         given.into_iter().find(|(_, given)| *given).map(|(option, _)| option)

@@ -10,12 +10,14 @@ mod data_source;
 mod describe;
 mod differences;
 mod family;
+mod fewer_ranks;
 pub(crate) mod learning_rate;
 mod length;
 mod load;
 mod parallel;
 mod precision;
 mod presets;
+mod resilience;
 mod schema;
 mod sizes;
 mod synonyms;
@@ -41,6 +43,7 @@ pub use parallel::ParallelConfig;
 pub use precision::{ParamType, PrecisionConfig};
 pub use presets::{PRESETS, Preset, preset, presets};
 pub(crate) use presets::{add_family, has_added, preset_meant};
+pub use resilience::ResilienceConfig;
 pub(crate) use synonyms::{names_of, strategy_called, synonyms, value_called};
 
 /// The configuration of a run.
@@ -66,6 +69,8 @@ pub struct Config {
     pub comm: CommConfig,
     /// When checkpoints are saved.
     pub checkpoint: CheckpointConfig,
+    /// What a run does about failures.
+    pub resilience: ResilienceConfig,
     /// What is logged during the run.
     pub metrics: MetricsConfig,
 }

@@ -35,6 +35,7 @@ impl Config {
         self.validate_comm()?;
         self.validate_batches()?;
         self.validate_sizes()?;
+        self.validate_resilience()?;
         self.data.validate()?;
         if self.train.epochs.is_none() {
             self.validate_schedule()?;
@@ -117,6 +118,12 @@ impl Config {
             format!(
                 "checkpoint.every_minutes is {minutes:?}: give a number above 0, such as 30, or null for none by time"
             )
+        })
+    }
+
+    fn validate_resilience(&self) -> Result<(), TrainError> {
+        require(self.resilience.min_gpus != Some(0), || {
+            "resilience.min_gpus is 0: give at least 1, or null to require all ranks".into()
         })
     }
 

@@ -8,8 +8,10 @@ mod libdevice;
 
 use crate::error::TrainError;
 use crate::format::count;
-use burn::tensor::Device;
+use crate::host::attempt;
+use burn::tensor::{Device, Tensor};
 use fsdp::{FloatType, Precision};
+use std::panic::{self, AssertUnwindSafe};
 
 /// Resolves a device name: `auto` is the first of `cuda`, `metal` and `vulkan` that the build supports and the machine
 /// has a GPU for, or else `cpu`.
@@ -35,6 +37,12 @@ pub(crate) fn of_command(name: &str) -> Result<Device, TrainError> {
     Ok(devices.of_rank[0].clone())
 }
 
+/// Whether a device still adds numbers.
+fn computes(device: &Device) -> bool {
+    let sum = || Tensor::<1>::ones([16], device).sum().try_into_data().ok().and_then(|sum| sum.iter::<f32>().next());
+    panic::catch_unwind(AssertUnwindSafe(sum)).is_ok_and(|sum| sum == Some(16.0))
+}
+
 /// The device of each rank.
 #[derive(Debug, Clone)]
 pub struct Devices {
@@ -46,6 +54,8 @@ pub struct Devices {
     pub name: String,
     /// Number of devices on this machine that the name covers.
     pub here: usize,
+    /// The numbers of the distinct devices, as in `cuda:N`.
+    numbers: Vec<usize>,
     /// Whether the device was chosen automatically.
     auto: bool,
 }
@@ -78,13 +88,22 @@ impl Devices {
                 ));
             }
         };
-        let chosen = match index {
-            None => available,
-            Some(i) if i < available.len() => vec![available[i].clone()],
+        let mut chosen: Vec<(usize, Device)> = match index {
+            None => available.into_iter().enumerate().collect(),
+            Some(i) if i < available.len() => vec![(i, available[i].clone())],
             Some(_) => return Err(refused(format!("there are {} devices, numbered from 0", available.len()))),
         };
-        let of_rank = chosen.iter().cycle().take(ranks).cloned().collect();
-        Ok(Self { of_rank, distinct: chosen.len().min(ranks), name: name.into(), here: chosen.len(), auto })
+        // The failure before may be that of a device which the driver still lists.
+        if attempt::number() > 1 {
+            chosen.retain(|(_, device)| computes(device));
+            if chosen.is_empty() {
+                return Err(refused("no device computes any more".into()));
+            }
+        }
+        let of_rank: Vec<Device> = chosen.iter().cycle().take(ranks).map(|(_, device)| device.clone()).collect();
+        let (here, distinct) = (chosen.len(), chosen.len().min(ranks));
+        let numbers = chosen.iter().take(distinct).map(|(number, _)| *number).collect();
+        Ok(Self { of_rank, distinct, name: name.into(), here, numbers, auto })
     }
 
     /// `cpu`, `cuda`, `vulkan` or `metal`.
@@ -93,11 +112,8 @@ impl Devices {
     }
 
     /// The numbers of the distinct devices, as in `cuda:N`.
-    pub(crate) fn numbers(&self) -> Vec<usize> {
-        match self.name.split_once(':').and_then(|(_, number)| number.parse().ok()) {
-            Some(number) => vec![number],
-            None => (0..self.distinct).collect(),
-        }
+    pub(crate) fn numbers(&self) -> &[usize] {
+        &self.numbers
     }
 
     /// The placement of ranks: `4 ranks share 1 device (cpu)`, `1 rank on cpu`.

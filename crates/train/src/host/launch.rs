@@ -1,6 +1,7 @@
 //! How a run's ranks are started: as threads of this process, or as processes started by `mpirun`.
 
 use crate::error::TrainError;
+use crate::host::attempt;
 use crate::host::device::Devices;
 use crate::terminal::to_stderr;
 #[cfg(feature = "mpi")]
@@ -94,6 +95,7 @@ impl Launch {
             to_stderr(&format!("error: {whose}{error}"));
         };
         let Some(world) = &self.mpi else {
+            attempt::failed(&error.to_string());
             say(String::new());
             return ExitCode::FAILURE;
         };
@@ -102,7 +104,8 @@ impl Launch {
         } else if world.rank() != 0 {
             thread::sleep(AFTER_RANK_0);
         }
-        let names_a_rank = matches!(error.downcast_ref(), Some(TrainError::Rank(_)));
+        let names_a_rank = matches!(error.downcast_ref(), Some(TrainError::Rank(_) | TrainError::Waited { .. }));
+        attempt::failed(&error.to_string());
         say(if names_a_rank { String::new() } else { format!("rank {}: ", world.rank()) });
         world.abort_process(1)
     }

@@ -17,6 +17,9 @@ pub(crate) const CONFIG: &str = "config.yaml";
 /// The parent folder of runs without a given folder.
 pub(crate) const RUNS: &str = "runs";
 
+/// Files between a supervisor and its attempts.
+const SUPERVISOR: &str = ".supervisor";
+
 /// Locked by the process that trains in the folder; the contents do not matter.
 const LOCK: &str = ".lock";
 
@@ -73,7 +76,7 @@ impl RunFolder {
         match folder.metrics().exists() {
             true if folder.has_begun()? => Err(Self::exists(path)?),
             true => Ok(()),
-            false if path.exists() && !is_empty(path) => Err(TrainError::FolderInUse { path: path.into() }),
+            false if path.exists() && !is_reserved(path) => Err(TrainError::FolderInUse { path: path.into() }),
             false => Ok(()),
         }
     }
@@ -175,6 +178,19 @@ impl RunFolder {
         if path.join(LOCK).is_file() { Ok(Self::at(&path)) } else { Err(TrainError::NotShared { path }) }
     }
 
+    /// Creates the folder of a run that is about to be started, which [`create`](Self::create) then accepts. Without `out`,
+    /// uses the first free `runs/NAME-NNN`.
+    pub fn reserve(out: Option<&Path>, name: &str) -> Result<PathBuf, TrainError> {
+        match out {
+            None => free_folder(Path::new(RUNS), name),
+            Some(path) => {
+                Self::expect_new(path)?;
+                fs::create_dir_all(path).map_err(|source| TrainError::RunFolder { path: path.into(), source })?;
+                Ok(path.into())
+            }
+        }
+    }
+
     /// Writes the tokenizer's files, given as names and contents.
     pub fn write_tokenizer(&self, files: &[(String, Vec<u8>)]) -> Result<(), TrainError> {
         let folder = self.tokenizer();
@@ -196,6 +212,11 @@ impl RunFolder {
         self.path.join(LOCK).exists()
     }
 
+    /// `.supervisor/`: files between a supervisor and its attempts, while they run.
+    pub fn supervisor(&self) -> PathBuf {
+        self.path.join(SUPERVISOR)
+    }
+
     /// `metrics.jsonl`: one JSON object per line.
     pub fn metrics(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
@@ -209,6 +230,16 @@ impl RunFolder {
     /// `tokenizer/`: the tokenizer's files, if there is one.
     pub fn tokenizer(&self) -> PathBuf {
         self.path.join("tokenizer")
+    }
+
+    /// `logs/flight/`: the ranks' last calls at failures, a folder for each start of the run.
+    pub fn all_flights(&self) -> PathBuf {
+        self.logs().join("flight")
+    }
+
+    /// `logs/flight/after-step-N/`: those of the start that resumed after `done` steps.
+    pub fn flights(&self, done: usize) -> PathBuf {
+        self.all_flights().join(format!("after-step-{done}"))
     }
 
     /// `logs/`: one log per rank.
@@ -246,6 +277,12 @@ pub(crate) fn config_in(folder: &Path) -> Result<Config, TrainError> {
 /// Whether a path is an empty folder.
 pub(crate) fn is_empty(folder: &Path) -> bool {
     fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none())
+}
+
+/// Whether a path is a folder that holds nothing of a run yet.
+fn is_reserved(folder: &Path) -> bool {
+    let is_supervisor = |entry: fs::DirEntry| entry.file_name() == SUPERVISOR;
+    fs::read_dir(folder).is_ok_and(|mut entries| entries.all(|entry| entry.is_ok_and(is_supervisor)))
 }
 
 /// Creates the first unused `NAME-NNN` in `runs`.

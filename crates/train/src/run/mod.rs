@@ -3,6 +3,7 @@
 pub(crate) mod copies;
 pub(crate) mod data_mark;
 pub(crate) mod end_of_text;
+pub(crate) mod flight;
 pub(crate) mod folder;
 pub(crate) mod options;
 pub(crate) mod resume;

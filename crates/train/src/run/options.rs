@@ -53,6 +53,15 @@ impl RunOptions {
         Ok(folder)
     }
 
+    /// The run's folder, before the run begins.
+    pub(crate) fn reserve(&self) -> Result<PathBuf, TrainError> {
+        match (self.same_run(), &self.out) {
+            (Some(run), _) => Ok(run.into()),
+            (None, Some(run)) if self.again => Ok(run.clone()),
+            (None, out) => RunFolder::reserve(out.as_deref(), &self.name),
+        }
+    }
+
     /// Opens and locks a run's folder for this process. Opening the data may have taken long, so the folder must be
     /// unchanged since it was looked up, except for leftovers of a killed process.
     fn reopen(&self, run: &Path) -> Result<RunFolder, TrainError> {

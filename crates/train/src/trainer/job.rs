@@ -1,7 +1,10 @@
 //! What all ranks of a run share.
 
 use crate::config::Config;
+use crate::format::count;
+use crate::host::faults::Faults;
 use crate::reporting::progress::Progress;
+use crate::run::flight::Flights;
 use crate::run::folder::RunFolder;
 use crate::run::resume::Resume;
 use crate::trainer::validation::ValidationSet;
@@ -12,6 +15,9 @@ use std::sync::atomic::AtomicBool;
 /// What all ranks share.
 pub(crate) struct Job {
     pub config: Config,
+    /// The configuration to write to the run's folder. It differs from `config` if some of its ranks have no device.
+    pub whole: Config,
+    pub faults: Faults,
     pub dataset: Arc<Dataset>,
     /// The validation sets, each part of a dataset.
     pub validation: Vec<ValidationSet>,
@@ -26,11 +32,31 @@ pub(crate) struct Job {
     /// What the run resumes from.
     pub resume: Option<Resume>,
     pub progress: Progress,
+    /// The flight recorders of this process's ranks.
+    pub flights: Arc<Flights>,
     /// Distinct devices of all ranks.
     pub devices: usize,
     /// Whether the run ends after [`MEASURED`] steps and keeps nothing.
     pub dry_run: bool,
     pub stop: Arc<AtomicBool>,
+}
+
+impl Job {
+    /// A line about the ranks that are missing, if some are.
+    pub fn degraded(&self) -> Option<String> {
+        let (now, whole) = (&self.config.parallel, &self.whole.parallel);
+        let layouts = match (now.describe(), whole.describe()) {
+            (now, whole) if now == whole => String::new(),
+            (now, whole) => format!(", {now} instead of {whole}"),
+        };
+        (now.gpus < whole.gpus).then(|| {
+            format!(
+                "degraded: {} instead of {}{layouts}, with the same global batch",
+                count(now.gpus, "rank"),
+                whole.gpus
+            )
+        })
+    }
 }
 
 /// Number of steps of a dry run.

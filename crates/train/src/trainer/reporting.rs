@@ -4,6 +4,7 @@ use super::{Job, Trainer};
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::format::{count, human};
+use crate::host::attempt;
 use crate::host::device;
 use crate::host::machine::{self, Machine};
 use crate::overview;
@@ -133,6 +134,10 @@ pub(super) fn recorder<'a>(
             recorder.detail(&process.layout.to_string(), true);
         }
         recorder.metrics(&process)?;
+    }
+    let why_restarted = attempt::why_restarted();
+    for event in why_restarted.iter().chain(&job.degraded()) {
+        recorder.event(done, event)?;
     }
     if let Some(resume) = &job.resume {
         let event = format!("resumed from {} on {}", resume.path.display(), count(world_size, "rank"));

@@ -22,6 +22,7 @@ impl Trainer<'_> {
     /// instead. A signal that stops the run ends the text.
     pub fn sample(&mut self, step: usize) -> Result<Option<String>, TrainError> {
         self.job.progress.doing("writing a sample");
+        self.comm.note_place(step as u64, "writing a sample");
         let config = &self.job.config;
         let Some(tokenizer) = self.job.data.tokenizer.as_ref().filter(|_| config.train.sample_tokens > 0) else {
             return Ok(None);
@@ -41,9 +42,10 @@ impl Trainer<'_> {
         let (max_new_tokens, window) = (config.train.sample_tokens, config.train.seq_len);
         let how = Generation { max_new_tokens, window, stop: vec![], sampling };
         let stop = &self.job.stop;
-        let mut on_token = |_, _| match stop.load(Ordering::Relaxed) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        let flight = self.comm.flight();
+        let mut on_token = |_, _| {
+            flight.sign_of_life();
+            if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let tokens = generate(&*model, &[prompt], &how, &self.device, &mut on_token)
             .expect("a prompt of at least one token, and a temperature");

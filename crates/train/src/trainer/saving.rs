@@ -39,6 +39,7 @@ impl Trainer<'_> {
         let started = Instant::now();
         (self.is_due, self.saved_at) = (false, started);
         self.job.progress.doing("saving");
+        self.comm.note_place(step as u64, "saving");
         self.finish_saving()?;
         let index = Index {
             step: step as u64,
@@ -60,7 +61,11 @@ impl Trainer<'_> {
 
     /// Waits until the checkpoint being written is complete, if there is one.
     pub fn finish_saving(&mut self) -> Result<(), TrainError> {
-        let saved = self.saver.finish(|values| self.fsdp.all_reduce(values), |line| self.recorder.say(line))?;
+        let sum = |values: &[f64]| {
+            self.comm.flight().sign_of_life();
+            self.fsdp.all_reduce(values)
+        };
+        let saved = self.saver.finish(sum, |line| self.recorder.say(line))?;
         self.tell_saved(saved)
     }
 
@@ -94,7 +99,7 @@ pub(super) fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver,
         if !files.is_empty() {
             folder.write_tokenizer(&files)?;
         }
-        files.push((CONFIG.into(), job.config.to_yaml().into_bytes()));
+        files.push((CONFIG.into(), job.whole.to_yaml().into_bytes()));
         files.push(data_mark::file(&job.config.data.source, &job.data)?);
         files.extend(job.resume.as_ref().and_then(|resume| trained::file(&resume.trained, &job.config.train)));
     }

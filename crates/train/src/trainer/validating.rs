@@ -16,6 +16,7 @@ impl Trainer<'_> {
     /// before the last of them, or none has a label.
     pub fn validate(&mut self, step: usize) -> Result<Option<f64>, TrainError> {
         self.job.progress.doing("validating");
+        self.comm.note_place(step as u64, "validation");
         let job = self.job;
         let (mut named, mut losses) = (BTreeMap::new(), vec![]);
         for ValidationSet { name, dataset } in &job.validation {

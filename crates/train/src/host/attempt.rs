@@ -1,0 +1,124 @@
+//! What a supervised process tells its supervisor: a sign of life each second, and how it has ended.
+//!
+//! An exit code is not enough. With a lost host, `mpirun` of Open MPI 5.0 exits with 0; and a code does not say whether a
+//! run had begun.
+
+use crate::atomic_write::write_whole;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use std::{env, fs, thread};
+
+/// The environment variable with the folder of the supervisor, where an attempt leaves its files.
+pub(crate) const FOLDER: &str = "KILN_SUPERVISOR";
+/// The environment variable with the number of the attempt, from 1.
+pub(crate) const NUMBER: &str = "KILN_ATTEMPT";
+/// The environment variable that says why this attempt was started, unless it is the first.
+pub(crate) const RESTARTED: &str = "KILN_RESTARTED";
+
+/// The file with the result.
+const RESULT: &str = "result.json";
+/// The file whose contents change while the process lives.
+const ALIVE: &str = "alive";
+/// The file with the number of devices of the first attempt.
+const DEVICES: &str = "devices";
+/// Time between signs of life.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// Whether the ranks have been started.
+static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// How an attempt has ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Ended {
+    /// It has made all of its steps, or was stopped.
+    Well,
+    /// It failed.
+    Failed {
+        /// Whether the ranks had been started: what fails before is an invalid configuration or missing data.
+        begun: bool,
+        error: String,
+    },
+}
+
+/// Whether a supervisor has started this process.
+pub(crate) fn is_supervised() -> bool {
+    env::var_os(FOLDER).is_some()
+}
+
+/// The number of this attempt, from 1; 1 without a supervisor.
+pub(crate) fn number() -> usize {
+    env::var(NUMBER).ok().and_then(|number| number.parse().ok()).unwrap_or(1)
+}
+
+/// Why the supervisor has started the run again.
+pub(crate) fn why_restarted() -> Option<String> {
+    env::var(RESTARTED).ok()
+}
+
+/// Notes that the ranks are started, and begins to give signs of life.
+pub(crate) fn begin() {
+    HAS_BEGUN.store(true, Ordering::Relaxed);
+    let Some(folder) = folder() else { return };
+    thread::spawn(move || {
+        for beat in 0_u64.. {
+            let _ = fs::write(folder.join(ALIVE), beat.to_string());
+            thread::sleep(BEAT);
+        }
+    });
+}
+
+/// Returns how many devices the first attempt had, given how many this one has; `here` without a supervisor.
+pub(crate) fn devices_at_first(here: usize) -> usize {
+    let Some(path) = folder().map(|folder| folder.join(DEVICES)) else { return here };
+    let before = fs::read_to_string(&path).ok().and_then(|text| text.parse().ok());
+    before.unwrap_or_else(|| {
+        let _ = fs::write(path, here.to_string());
+        here
+    })
+}
+
+/// Notes that the run has made all of its steps, or was stopped.
+pub(crate) fn ended_well() {
+    write(&Ended::Well);
+}
+
+/// Notes that the run has failed.
+pub(crate) fn failed(error: &str) {
+    write(&Ended::Failed { begun: HAS_BEGUN.load(Ordering::Relaxed), error: error.into() });
+}
+
+/// The first process to fail says why.
+fn write(ended: &Ended) {
+    let Some(path) = folder().map(|folder| folder.join(RESULT)).filter(|path| !path.exists()) else { return };
+    let text = serde_json::to_string(ended).expect("it has plain fields");
+    let _ = write_whole(&path, |file| fs::write(file, text));
+}
+
+fn folder() -> Option<PathBuf> {
+    env::var_os(FOLDER).map(PathBuf::from)
+}
+
+/// Reads how an attempt has ended; `None` if it was killed.
+pub(crate) fn ended(folder: &Path) -> Option<Ended> {
+    serde_json::from_slice(&fs::read(folder.join(RESULT)).ok()?).ok()
+}
+
+/// The last sign of life, which differs from the one before; `None` before the ranks are started.
+pub(crate) fn sign_of_life(folder: &Path) -> Option<String> {
+    fs::read_to_string(folder.join(ALIVE)).ok()
+}
+
+/// Removes what an attempt has said.
+pub(crate) fn clear(folder: &Path) {
+    [RESULT, ALIVE].iter().for_each(|name| drop(fs::remove_file(folder.join(name))));
+}
+
+/// Removes the folder of a supervisor.
+pub(crate) fn remove(folder: &Path) {
+    clear(folder);
+    let _ = fs::remove_file(folder.join(DEVICES));
+    let _ = fs::remove_dir(folder);
+}

@@ -1,0 +1,182 @@
+//! Faults on purpose, to try what a run does about them: `KILN_FAULTS="panic:step=20,rank=1; kill:step=40"`.
+
+use crate::error::TrainError;
+use crate::host::attempt;
+use std::time::Duration;
+use std::{env, thread};
+
+/// The environment variable with the faults.
+const FAULTS: &str = "KILN_FAULTS";
+
+/// What happens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    /// The rank panics.
+    Panic,
+    /// The rank returns an error.
+    Error,
+    /// The process of the rank is killed.
+    Kill,
+    /// The process of the rank is stopped, as by SIGSTOP: it lives, and does nothing.
+    Stop,
+    /// The rank sleeps for ever.
+    Hang,
+    /// The rank sleeps for this many milliseconds in each step from this one on.
+    Slow(u64),
+    /// The rank's gradients are NaN.
+    Nan,
+    /// The rank's device is gone. It returns an error, and later attempts have a device less, until the attempt with this
+    /// number.
+    Lost { back: Option<usize> },
+}
+
+/// A fault.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Fault {
+    kind: Kind,
+    /// The step in which it happens, from 1.
+    step: usize,
+    rank: usize,
+    /// The attempt of a supervised run, from 1; `None` for every attempt that makes this step.
+    attempt: Option<usize>,
+}
+
+/// The faults of this process.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Faults {
+    faults: Vec<Fault>,
+    attempt: usize,
+}
+
+impl Faults {
+    /// Reads them from the environment.
+    pub fn of_environment() -> Result<Self, TrainError> {
+        let faults = env::var(FAULTS).map_or(Ok(vec![]), |text| parse(&text))?;
+        Ok(Self { faults, attempt: attempt::number() })
+    }
+
+    /// A warning if there are any.
+    pub fn warning(&self) -> Option<String> {
+        let none = self.faults.is_empty();
+        (!none).then(|| format!("{FAULTS} is set: this run fails on purpose"))
+    }
+
+    /// How many devices are gone in this attempt.
+    pub fn devices_lost(&self) -> usize {
+        let is_lost = |fault: &&Fault| match fault.kind {
+            Kind::Lost { back } => {
+                fault.attempt.is_some_and(|at| at < self.attempt) && back.is_none_or(|back| self.attempt < back)
+            }
+            _ => false,
+        };
+        self.faults.iter().filter(is_lost).count()
+    }
+
+    /// What happens to a rank in a step, which counts from 1. Returns whether its gradients are to be NaN.
+    pub fn strike(&self, step: usize, rank: usize) -> Result<bool, TrainError> {
+        let mine = |fault: &&Fault| {
+            let in_step = if let Kind::Slow(_) = fault.kind { fault.step <= step } else { fault.step == step };
+            in_step && fault.rank == rank && fault.attempt.is_none_or(|attempt| attempt == self.attempt)
+        };
+        let mut nan = false;
+        for fault in self.faults.iter().filter(mine) {
+            match fault.kind {
+                Kind::Panic => panic!("{FAULTS} has a panic in step {step}"),
+                Kind::Error => return Err(TrainError::Fault(format!("{FAULTS} has an error in step {step}"))),
+                Kind::Lost { .. } => {
+                    return Err(TrainError::Fault(format!("{FAULTS} has the device of this rank lost in step {step}")));
+                }
+                Kind::Kill => signal(libc::SIGKILL),
+                Kind::Stop => signal(libc::SIGSTOP),
+                Kind::Hang => loop {
+                    thread::sleep(Duration::from_secs(1));
+                },
+                Kind::Slow(milliseconds) => thread::sleep(Duration::from_millis(milliseconds)),
+                Kind::Nan => nan = true,
+            }
+        }
+        Ok(nan)
+    }
+}
+
+/// Sends a signal to this process.
+fn signal(number: i32) {
+    // SAFETY: a system call without memory.
+    unsafe { libc::raise(number) };
+}
+
+fn parse(text: &str) -> Result<Vec<Fault>, TrainError> {
+    text.split(';').map(str::trim).filter(|fault| !fault.is_empty()).map(fault).collect()
+}
+
+fn fault(text: &str) -> Result<Fault, TrainError> {
+    let wrong = |what: &str| {
+        TrainError::Fault(format!(
+            "{FAULTS} has `{text}`, {what}: give KIND:KEY=N,... separated by `;`, where KIND is panic, error, kill, stop, hang, slow, \
+             nan or lost, and KEY is step, rank, attempt, and with slow ms, with lost back; such as \
+             `panic:step=20,rank=1,attempt=1`"
+        ))
+    };
+    let (kind, values) = text.split_once(':').unwrap_or((text, ""));
+    let (mut step, mut rank, mut attempt, mut ms, mut back) = (None, None, None, None, None);
+    for value in values.split(',').map(str::trim).filter(|value| !value.is_empty()) {
+        let (key, number) = value.split_once('=').ok_or_else(|| wrong("which has no `=`"))?;
+        let number: usize = number.trim().parse().map_err(|_| wrong("which has something else than a number"))?;
+        let slot = match key.trim() {
+            "step" => &mut step,
+            "rank" => &mut rank,
+            "attempt" => &mut attempt,
+            "ms" if kind == "slow" => &mut ms,
+            "back" if kind == "lost" => &mut back,
+            _ => return Err(wrong("which has an unknown key")),
+        };
+        *slot = Some(number);
+    }
+    let kind = match kind.trim() {
+        "panic" => Kind::Panic,
+        "error" => Kind::Error,
+        "kill" => Kind::Kill,
+        "stop" => Kind::Stop,
+        "hang" => Kind::Hang,
+        "slow" => Kind::Slow(ms.unwrap_or(1000) as u64),
+        "nan" => Kind::Nan,
+        "lost" => {
+            attempt = attempt.or(Some(1));
+            Kind::Lost { back }
+        }
+        _ => return Err(wrong("which is an unknown kind")),
+    };
+    let step = step.ok_or_else(|| wrong("which has no step"))?;
+    Ok(Fault { kind, step, rank: rank.unwrap_or(0), attempt })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_read_and_happen_in_their_step_rank_and_attempt() {
+        let faults = parse("error:step=3,rank=1,attempt=2; nan:step=5;").unwrap();
+        let at = |attempt, step, rank| Faults { faults: faults.clone(), attempt }.strike(step, rank);
+        assert!(at(2, 3, 1).unwrap_err().to_string().contains("has an error in step 3"));
+        assert_eq!([at(1, 3, 1), at(2, 3, 0), at(2, 4, 1)].map(Result::unwrap), [false; 3]);
+        assert!(at(1, 5, 0).unwrap() && at(2, 5, 0).unwrap());
+        for (text, what) in [
+            ("panic", "which has no step"),
+            ("quake:step=1", "an unknown kind"),
+            ("panic:step", "no `=`"),
+            ("panic:step=x", "else than a number"),
+            ("panic:step=1,ms=2", "an unknown key"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(what) && error.contains("panic:step=20"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_lost_device_is_gone_until_it_is_back() {
+        let faults = parse("lost:step=3,rank=1,back=4; lost:step=9,attempt=2,rank=2").unwrap();
+        let lost = |attempt| Faults { faults: faults.clone(), attempt }.devices_lost();
+        assert_eq!([1, 2, 3, 4].map(lost), [0, 1, 2, 1]);
+    }
+}

@@ -1,0 +1,74 @@
+//! Signals that end a run: Ctrl-C, SIGTERM (sent by Slurm, Kubernetes, `kill`) and SIGHUP (sent by a closing terminal);
+//! and SIGUSR1, which asks what the ranks are doing.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Exit status after a signal; by convention 128 + SIGINT.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+/// The exit code of a run that a signal has stopped.
+pub(crate) fn interrupted() -> ExitCode {
+    ExitCode::from(INTERRUPTED)
+}
+
+/// Installs a handler: a signal sets the flag, and a second one ends the process.
+pub(crate) fn stop_after_a_step() -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let handler = stop.clone();
+    let set = handle(move || {
+        if handler.swap(true, Ordering::Relaxed) {
+            std::process::exit(INTERRUPTED.into());
+        }
+        let _ = writeln!(io::stderr(), "\nstopping after this step; a second Ctrl-C or signal stops at once");
+    });
+    if let Err(error) = set {
+        let _ = writeln!(io::stderr(), "Ctrl-C will stop at once: {error}");
+    }
+    stop
+}
+
+/// Installs a handler: a signal ends the process after `clean`, because nothing is kept and a step may take minutes.
+pub(crate) fn stop_at_once(clean: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
+    let set = handle(move || {
+        clean();
+        std::process::exit(INTERRUPTED.into());
+    });
+    if let Err(error) = set {
+        let _ = writeln!(io::stderr(), "Ctrl-C will leave a folder behind: {error}");
+    }
+    Arc::default()
+}
+
+/// Calls `handler` for each signal, on a thread of its own. An ignored SIGHUP stays ignored: with `nohup` the run must
+/// survive a closing terminal.
+pub(crate) fn handle(handler: impl FnMut() + Send + 'static) -> Result<(), ctrlc::Error> {
+    // SAFETY: SIG_IGN runs no code of this process, and the previous handler is restored.
+    let before = unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
+    unsafe { libc::signal(libc::SIGHUP, before) };
+    let set = ctrlc::set_handler(handler);
+    if before == libc::SIG_IGN {
+        // SAFETY: as above.
+        unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
+    }
+    set
+}
+
+/// Whether SIGUSR1 has come since it was last asked.
+static REQUESTED: AtomicBool = AtomicBool::new(false);
+
+/// Notes SIGUSR1 from now on, which otherwise ends the process.
+pub(crate) fn note_requests() {
+    extern "C" fn note(_: i32) {
+        REQUESTED.store(true, Ordering::Relaxed);
+    }
+    // SAFETY: the handler only writes an atomic, which is allowed in a handler.
+    unsafe { libc::signal(libc::SIGUSR1, note as *const () as libc::sighandler_t) };
+}
+
+/// Whether SIGUSR1 has come since the last call.
+pub(crate) fn take_request() -> bool {
+    REQUESTED.swap(false, Ordering::Relaxed)
+}

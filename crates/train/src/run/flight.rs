@@ -1,0 +1,203 @@
+//! The flight recorders of a run: each rank's last calls, written to `logs/flight/` when something is wrong.
+//!
+//! ```text
+//! logs/flight/after-step-120/rank-0.json     of the start that resumed after step 120
+//!                            rank-1.json
+//! ```
+
+use crate::atomic_write::{read_regular, write_whole};
+use crate::error::TrainError;
+use crate::host::attempt;
+use crate::host::signals;
+use crate::program;
+use crate::run::folder::RunFolder;
+use crate::terminal::to_stderr;
+use comm::flight::{Finding, FlightRecord, FlightRecorder, diagnose};
+use comm::{CommError, RankFailure};
+use fsdp::FsdpError;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// Time between looks at the recorders.
+const LOOK: Duration = Duration::from_millis(100);
+/// A supervised process whose ranks are silent for this many timeouts of a call, and [`MORE`], is ended. Ranks that wait
+/// in a call give up after one timeout, and are told of the failure of another one after two.
+const DEAD: u32 = 3;
+const MORE: Duration = Duration::from_secs(10);
+/// Before the first step, ranks may be silent for this many times as long: they read a checkpoint.
+const AT_START: u32 = 10;
+
+/// The flight recorders of this process's ranks.
+#[derive(Debug, Default)]
+pub(crate) struct Flights {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    recorders: Vec<Arc<FlightRecorder>>,
+    /// Where the records are written; known once a rank has the run's folder.
+    folder: Option<PathBuf>,
+    /// Whether a rank has begun a step.
+    in_steps: bool,
+}
+
+/// Looks after the recorders until it is dropped.
+pub(crate) struct Watch(Arc<AtomicBool>);
+
+impl Flights {
+    /// Adds a rank's recorder. The run has made `done` steps.
+    pub fn add(&self, recorder: Arc<FlightRecorder>, folder: &RunFolder, done: usize) {
+        let mut state = self.state();
+        state.recorders.push(recorder);
+        state.folder = Some(folder.flights(done));
+    }
+
+    /// Notes that a rank begins a step.
+    pub fn begin_step(&self) {
+        self.state().in_steps = true;
+    }
+
+    /// Writes what the recorders know, and returns the folder and the records; nothing before a rank has begun, and
+    /// nothing in a run's folder that is gone.
+    pub fn write(&self) -> Option<(PathBuf, Vec<FlightRecord>)> {
+        let state = self.state();
+        let (folder, recorders) = (state.folder.clone()?, state.recorders.clone());
+        if !RunFolder::at(run_of(&folder)).is_there() {
+            return None;
+        }
+        drop(state); // ranks need not wait for the disk
+        let records: Vec<FlightRecord> = recorders.iter().map(|recorder| recorder.record()).collect();
+        let write = |record: &FlightRecord| {
+            let text = serde_json::to_string(record).map_err(io::Error::other)?;
+            write_whole(&folder.join(format!("rank-{}.json", record.rank)), |file| fs::write(file, text))
+        };
+        // Where not even this can be written, the error of the run says why.
+        let _ = fs::create_dir_all(&folder).and_then(|()| records.iter().try_for_each(write));
+        Some((folder, records))
+    }
+
+    /// Writes the records after a failure, and says what they tell of it; only ranks that wait for others have something
+    /// to tell.
+    pub fn explain(&self, failure: &RankFailure<TrainError>) -> Option<String> {
+        let (folder, records) = self.write()?;
+        if !is_wait(failure) {
+            return None;
+        }
+        let run = run_of(&folder);
+        let whole = records.first().is_some_and(|record| record.world_size == records.len());
+        let is_cause = |finding: &&Finding| !matches!(finding, Finding::Failed { .. } | Finding::Healthy);
+        let findings = diagnose(&records).findings;
+        let cause =
+            findings.iter().find(is_cause).filter(|_| whole).map(|finding| format!("likely cause: {finding}\n"));
+        let doctor = program::command(&["doctor", &run.display().to_string()]);
+        Some(format!("{}the last calls of each rank are recorded: `{doctor}` compares them", cause.unwrap_or_default()))
+    }
+
+    /// Writes the records when SIGUSR1 asks for them, and when a rank has been silent for half the timeout of a call:
+    /// before this process is ended by the others, who wait for it. Ends a supervised process that is stuck outside of
+    /// any call.
+    pub fn watch(self: &Arc<Self>, call: Duration, rank_0: bool) -> Watch {
+        signals::note_requests();
+        let (flights, done) = (self.clone(), Arc::new(AtomicBool::new(false)));
+        let watch = Watch(done.clone());
+        thread::spawn(move || {
+            let mut was_silent = false;
+            while !done.load(Ordering::Relaxed) {
+                thread::sleep(LOOK);
+                if signals::take_request()
+                    && let Some((folder, _)) = flights.write()
+                    && rank_0
+                {
+                    to_stderr(&format!("the ranks' last calls are in {}", folder.display()));
+                }
+                let Some((longest, shortest, in_steps)) = flights.silence() else { continue };
+                let is_silent = longest > call / 2;
+                if is_silent && !was_silent {
+                    flights.write();
+                }
+                was_silent = is_silent;
+                let dead = call.saturating_mul(if in_steps { DEAD } else { DEAD * AT_START }).saturating_add(MORE);
+                if attempt::is_supervised() && shortest > dead && !done.load(Ordering::Relaxed) {
+                    flights.write();
+                    let error = TrainError::Silent { seconds: shortest.as_secs() }.to_string();
+                    attempt::failed(&error);
+                    to_stderr(&format!("error: {error}"));
+                    process::exit(1);
+                }
+            }
+        });
+        watch
+    }
+
+    /// The longest and the shortest time since a rank of this process gave a sign of life, and whether steps are made;
+    /// `None` before the first rank has begun.
+    fn silence(&self) -> Option<(Duration, Duration, bool)> {
+        let state = self.state();
+        let silence = || state.recorders.iter().map(|recorder| recorder.silence());
+        Some((silence().max()?, silence().min()?, state.in_steps))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The run of a folder `RUN/logs/flight/after-step-N`.
+fn run_of(folder: &Path) -> &Path {
+    folder.ancestors().nth(3).unwrap_or(folder)
+}
+
+/// Whether a rank has failed because it waited for others in vain.
+fn is_wait(failure: &RankFailure<TrainError>) -> bool {
+    match failure {
+        RankFailure::Failed { source: TrainError::Fsdp(FsdpError::Comm(error)), .. } => {
+            matches!(error, CommError::Timeout { .. } | CommError::Mismatch { .. })
+        }
+        RankFailure::Stuck { .. } => true,
+        _ => false,
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The records of the last failure or request in a run's folder, in the order of ranks.
+///
+/// # Errors
+/// If a file cannot be read.
+pub(crate) fn last_records(run: &RunFolder) -> Result<Vec<FlightRecord>, TrainError> {
+    let files = |folder: &Path| -> Vec<PathBuf> {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    };
+    let mut newest = vec![];
+    for folder in files(&run.all_flights()) {
+        let mut records = vec![];
+        for path in files(&folder).into_iter().filter(|path| path.extension().is_some_and(|kind| kind == "json")) {
+            let read = read_regular(&path);
+            let record =
+                read.and_then(|bytes| serde_json::from_slice::<FlightRecord>(&bytes).map_err(io::Error::other));
+            records.push(record.map_err(|source| TrainError::FlightRecord { path, source })?);
+        }
+        if written(&records) > written(&newest) {
+            newest = records;
+        }
+    }
+    newest.sort_by_key(|record| record.rank);
+    Ok(newest)
+}
+
+/// When the last of the records was taken.
+pub(crate) fn written(records: &[FlightRecord]) -> f64 {
+    records.iter().map(|record| record.written).fold(f64::NEG_INFINITY, f64::max)
+}

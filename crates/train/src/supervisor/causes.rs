@@ -1,0 +1,39 @@
+//! Why a process ended that has not said so itself.
+
+use super::process::End;
+use std::fs;
+
+/// Describes the end of a killed process; `out_of_memory` if the kernel killed one for want of memory in the meantime.
+pub(super) fn describe(end: &End, out_of_memory: bool) -> String {
+    match end.signal {
+        _ if end.was_dead => "the process gave no sign of life for a minute (stopped, or its machine has no memory left)".into(),
+        Some(libc::SIGKILL) if out_of_memory => {
+            "the kernel has killed the process because there was not enough memory (SIGKILL): lower train.micro_batch_size, \
+             or use more machines"
+                .into()
+        }
+        Some(signal) => format!("the process was killed by {}", name(signal)),
+        None => format!("the process has ended with code {} and without a message", end.code.unwrap_or(0)),
+    }
+}
+
+/// The name of a signal that ends processes.
+fn name(signal: i32) -> String {
+    let names = [
+        (libc::SIGKILL, "SIGKILL"),
+        (libc::SIGSEGV, "SIGSEGV, a fault of the program or of the memory"),
+        (libc::SIGABRT, "SIGABRT"),
+        (libc::SIGBUS, "SIGBUS, a fault of the memory or a file that was cut off"),
+        (libc::SIGILL, "SIGILL"),
+        (libc::SIGTERM, "SIGTERM"),
+    ];
+    let known = names.into_iter().find(|(number, _)| *number == signal);
+    known.map_or(format!("signal {signal}"), |(_, name)| name.into())
+}
+
+/// How many processes the kernel has killed so far for want of memory, on this machine; 0 where it does not say.
+pub(super) fn oom_kills() -> u64 {
+    let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}

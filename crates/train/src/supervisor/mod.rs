@@ -1,0 +1,178 @@
+//! Starts a failed run again.
+//!
+//! ```text
+//! supervisor ─ attempt 1 ──✗ 1 s ─ attempt 2 ─────────✗ 1 s ─ attempt 3 ─✗ 2 s ─ attempt 4 ── done
+//!              steps 1-130         steps 101-370             steps 301-340      steps 301-1000
+//! checkpoints      100               200    300                                     ...
+//! ```
+//!
+//! An attempt is a process of its own, because nothing else survives everything: a thread that is stuck cannot be ended,
+//! a GPU that has failed stays failed in its process, and the kernel kills whole processes. The supervisor only waits; it
+//! holds no data and no device.
+
+mod causes;
+mod process;
+mod rules;
+
+use crate::config::Config;
+use crate::error::TrainError;
+use crate::format::quoted;
+use crate::host::attempt::{self, Ended};
+use crate::host::machine;
+use crate::host::signals::{self, INTERRUPTED};
+use crate::program;
+use crate::run::folder::RunFolder;
+use crate::run::options::RunOptions;
+use crate::terminal::to_stderr;
+use checkpoint::Folder;
+use process::{Attempt, Running};
+use rules::{Failure, Next, Rules};
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Runs the command line of this process in attempts until one ends well, or until restarting makes no sense. Returns the
+/// exit code of the last attempt.
+pub(crate) fn supervise(config: &Config, options: &RunOptions) -> Result<ExitCode, TrainError> {
+    let run = options.reserve()?;
+    let supervised = Supervised {
+        checkpoint: newest(&run),
+        names_run: options.out.as_ref() == Some(&run),
+        run,
+        args: env::args_os().skip(1).collect(),
+        resumes: options.resume.is_some(),
+    };
+    let running = Running::default();
+    let handler = running.clone();
+    if let Err(error) = signals::handle(move || handler.signal()) {
+        to_stderr(&format!("warning: Ctrl-C stops the supervisor only: {error}"));
+    }
+    let code = supervised.attempts(Rules::new(config.resilience.restarts), &running);
+    supervised.clean();
+    code
+}
+
+/// A supervised run.
+struct Supervised {
+    run: PathBuf,
+    /// The newest checkpoint in the run's folder when the supervisor began.
+    checkpoint: Option<PathBuf>,
+    /// The command line.
+    args: Vec<OsString>,
+    /// Whether the command line resumes a checkpoint.
+    resumes: bool,
+    /// Whether it names the run's folder.
+    names_run: bool,
+}
+
+impl Supervised {
+    fn attempts(&self, mut rules: Rules, running: &Running) -> Result<ExitCode, TrainError> {
+        let mut restarted = None;
+        for number in 1.. {
+            let (before, kills) = (newest(&self.run), causes::oom_kills());
+            let ended = self.attempt(number, restarted.take()).run(running)?;
+            let code = |otherwise| ExitCode::from(ended.code.unwrap_or(otherwise));
+            if running.was_signalled() {
+                return Ok(code(INTERRUPTED));
+            }
+            let (begun, error, told) = match &ended.result {
+                Some(Ended::Well) => return Ok(code(0)),
+                Some(Ended::Failed { begun, error }) => (*begun, error.replace('\n', "; "), true),
+                None => (true, causes::describe(&ended, causes::oom_kills() > kills), false),
+            };
+            if !told {
+                to_stderr(&format!("error: {error}"));
+            }
+            let newest = newest(&self.run);
+            let failure = Failure { begun, step: last_step(&self.run) + 1, saved: newest != before, error };
+            self.log(&format!("step {}: {}", failure.step, failure.error));
+            match rules.after(&failure) {
+                Next::Restart { number, of, wait } => {
+                    let from = newest.map_or("from the beginning".into(), |path| format!("from {}", path.display()));
+                    let line = format!("restart {number} of {of} in {:.1} s, {from}", wait.as_secs_f64());
+                    to_stderr(&line);
+                    self.log(&line);
+                    restarted =
+                        Some(format!("restart {number} of {of}, after step {}: {}", failure.step - 1, failure.error));
+                    if running.sleep(wait) {
+                        return Ok(ExitCode::from(INTERRUPTED));
+                    }
+                }
+                Next::GiveUp(why) => {
+                    if let Some(why) = why {
+                        let line = format!("error: {why}{}", self.how_to_resume());
+                        to_stderr(&line);
+                        self.log(&line);
+                    }
+                    return Ok(code(1));
+                }
+            }
+        }
+        unreachable!("restarts end")
+    }
+
+    /// The process of the next attempt.
+    fn attempt(&self, number: usize, restarted: Option<String>) -> Attempt {
+        let mut args = self.args.clone();
+        // A later option takes precedence. Until the run has a checkpoint of its own, the command line says what it
+        // begins from.
+        let goes_on = newest(&self.run) != self.checkpoint;
+        if restarted.is_some() && (goes_on || !self.resumes) {
+            args.extend(["--resume", "auto"].map(OsString::from));
+        } else if restarted.is_some() {
+            // A run that has not made a step is replaced.
+            let _ = fs::write(RunFolder::at(&self.run).metrics(), "");
+        }
+        if !self.names_run {
+            args.extend(["--out".into(), self.run.clone().into_os_string()]);
+        }
+        Attempt { args, number, restarted, folder: self.folder() }
+    }
+
+    /// Where an attempt leaves its files for the supervisor.
+    fn folder(&self) -> PathBuf {
+        RunFolder::at(&self.run).supervisor()
+    }
+
+    /// Writes a line with the time to `logs/supervisor.txt`. A log that cannot be written must not end a run.
+    fn log(&self, line: &str) {
+        let path = RunFolder::at(&self.run).logs().join("supervisor.txt");
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        let _ = file.and_then(|mut file| writeln!(file, "{} {}", machine::now(), line));
+    }
+
+    fn how_to_resume(&self) -> String {
+        match newest(&self.run) {
+            None => String::new(),
+            Some(_) => {
+                let run = quoted(&self.run.display().to_string());
+                format!("; once the cause is removed, resume with `{} --resume {run}`", quoted(&program::path()))
+            }
+        }
+    }
+
+    /// Removes what was needed between the processes, and a folder in which no run has begun.
+    fn clean(&self) {
+        attempt::remove(&self.folder());
+        let _ = fs::remove_dir(&self.run);
+    }
+}
+
+/// The newest checkpoint of a run.
+fn newest(run: &Path) -> Option<PathBuf> {
+    Folder::of_run(run).latest().ok().flatten()
+}
+
+/// The last step in a run's metrics; 0 before the first.
+fn last_step(run: &Path) -> u64 {
+    let text = fs::read(RunFolder::at(run).metrics()).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let step = |line: &str| {
+        let line = serde_json::from_str::<serde_json::Value>(line).ok()?;
+        line.get("loss").and(line["step"].as_u64()) // null if it was not finite
+    };
+    text.lines().rev().find_map(step).unwrap_or(0)
+}

@@ -1,0 +1,125 @@
+//! A supervised run goes on by itself after failures, with the losses of one that was not disturbed, or says why not.
+
+mod chaos;
+#[path = "../common/mod.rs"]
+mod common;
+
+use common::{TINY, folder_with_text, metrics, program, succeed, values};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+
+/// Four ranks and a checkpoint every three steps; calls time out after 3 s.
+const RUN: &[&str] = &[
+    "--gpus=4",
+    "--set=checkpoint.every=3",
+    "--set=train.micro_batch_size=1",
+    "--set=train.global_batch_size=12",
+    "--set=comm.timeout_seconds=3",
+    "--set=train.val_every=0",
+];
+
+/// Trains in `folder/out` with faults on purpose.
+fn with_faults(folder: &Path, faults: &str, args: &[&[&str]], out: &str) -> Output {
+    let args = [&[TINY, RUN].concat()[..], &args.concat(), &["--out", out]].concat();
+    program(folder, &args).env("KILN_FAULTS", faults).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned()
+}
+
+/// The losses of steps 1, 2, 3 and so on, each of which must appear once.
+fn losses(run: &Path) -> Vec<f64> {
+    let steps: Vec<Value> = metrics(run).into_iter().filter(|line| line.get("loss").is_some()).collect();
+    assert_eq!(values(&steps, "step"), (1..=steps.len()).map(|step| step as f64).collect::<Vec<_>>());
+    values(&steps, "loss")
+}
+
+fn events(run: &Path) -> Vec<String> {
+    metrics(run).iter().filter_map(|line| Some(line.get("event")?.as_str()?.to_string())).collect()
+}
+
+/// Nothing of a supervisor is left, and the newest checkpoint is whole.
+fn check_folder(folder: &Path, out: &str) {
+    let run = folder.join(out);
+    assert!(!run.join(".supervisor").exists());
+    let partial = |entry: fs::DirEntry| entry.file_name().to_string_lossy().contains("partial");
+    let checkpoints = fs::read_dir(run.join("checkpoints")).unwrap().flatten();
+    assert!(!checkpoints.into_iter().any(partial), "an incomplete checkpoint is left");
+    succeed(folder, &["inspect", out]);
+}
+
+#[test]
+fn a_run_survives_a_panic_a_kill_and_a_rank_that_hangs_with_the_losses_of_an_undisturbed_one() {
+    let folder = folder_with_text();
+    succeed(folder.path(), &[TINY, RUN, &["--steps=14", "--out=undisturbed"]].concat());
+    let faults = "panic:step=5,rank=2,attempt=1; kill:step=8,rank=1,attempt=2; hang:step=11,rank=3,attempt=3";
+    let output = with_faults(folder.path(), faults, &[&["--steps=14", "--restarts=3"]], "run");
+    let said = said(&output);
+    assert!(output.status.success(), "{said}");
+    let run = folder.path().join("run");
+    assert_eq!(losses(&run), losses(&folder.path().join("undisturbed")));
+    let events = events(&run);
+    // Rank 0 may not have noted the last step when another rank in its process begins the next one.
+    for (number, why) in [
+        (1, "rank 2 panicked: KILN_FAULTS has a panic in step 5"),
+        (2, "the process was killed by SIGKILL"),
+        (3, "likely cause: rank 3 never entered all_reduce"),
+    ] {
+        let is_it = |event: &String| event.starts_with(&format!("restart {number} of 3, after")) && event.contains(why);
+        assert!(events.iter().any(is_it), "no restart {number} because {why} in {events:?}\n{said}");
+    }
+    // The calls of the ranks when one of them hung name it, and where it was.
+    let hung = "rank 3 never entered all_reduce number ";
+    assert!(said.contains(hung) && said.contains("in step 11 (start)"), "{said}");
+    let (doctor, _) = succeed(folder.path(), &["doctor", "run"]);
+    for part in ["run: 14 steps of 14 made", "restart 3 of 3", &format!("likely cause: {hung}"), "since"] {
+        assert!(doctor.contains(part), "no `{part}` in {doctor}");
+    }
+    check_folder(folder.path(), "run");
+}
+
+#[test]
+fn a_run_that_has_lost_devices_goes_on_with_fewer_ranks_and_then_with_all() {
+    let folder = folder_with_text();
+    succeed(folder.path(), &[TINY, RUN, &["--steps=14", "--out=undisturbed"]].concat());
+    let faults = "lost:step=5,rank=3,back=4; lost:step=8,rank=2,attempt=2,back=4; panic:step=11,rank=0,attempt=3";
+    let fewer = ["--steps=14", "--restarts=3", "--set=resilience.min_gpus=2"];
+    let output = with_faults(folder.path(), faults, &[&fewer], "run");
+    let told = said(&output);
+    assert!(output.status.success(), "{told}");
+    let run = folder.path().join("run");
+    for (found, expected) in losses(&run).iter().zip(losses(&folder.path().join("undisturbed"))) {
+        assert!((found - expected).abs() <= 1e-5 * expected, "{found}, not {expected}");
+    }
+    let events = events(&run);
+    let ranks: Vec<&str> = events.iter().filter_map(|event| event.split_once(" on ")).map(|(_, ranks)| ranks).collect();
+    assert_eq!(ranks, ["3 ranks", "2 ranks", "4 ranks"], "{events:?}");
+
+    let output = with_faults(folder.path(), "lost:step=5,rank=3", &[&["--steps=14", "--restarts=3"]], "refused");
+    let told = said(&output);
+    let expected = "3 of the run's 4 ranks have a device left, and resilience.min_gpus is 4: bring the devices back";
+    assert!(output.status.code() == Some(1) && told.contains(expected), "{told}");
+    check_folder(folder.path(), "refused");
+}
+
+#[test]
+fn what_no_restart_can_help_is_not_restarted() {
+    let folder = folder_with_text();
+    let fails = |faults: &str, args: &[&str], out: &str| {
+        let output = with_faults(folder.path(), faults, &[&["--steps=8", "--restarts=9"], args], out);
+        assert_eq!(output.status.code(), Some(1));
+        said(&output)
+    };
+    let told = fails("panic:step=5,rank=1", &[], "loop");
+    assert!(told.contains("step 5 has failed 3 times in a row in the same way, so no restart will help"), "{told}");
+    assert!(told.contains("resume with `"), "{told}");
+    check_folder(folder.path(), "loop");
+    let told = fails("panic:stp=5", &[], "typo");
+    assert!(told.contains("KILN_FAULTS has `panic:stp=5`, which has an unknown key"), "{told}");
+    let told = fails("", &["--set=model.n_head=5"], "invalid");
+    assert!(!told.contains("restart 1"), "{told}");
+    assert!(!folder.path().join("typo").exists() && !folder.path().join("invalid").exists());
+}
