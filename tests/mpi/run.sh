@@ -3,7 +3,7 @@
 #
 #   bash tests/mpi/run.sh
 #
-# * The collectives keep their properties: crates/comm/examples/mpi_properties.rs.
+# * The collectives keep their properties, on one machine and as if on two: crates/comm/examples/mpi_properties.rs.
 # * Four processes match the losses of four threads, to the last digit.
 # * They wait for one that prepares data as long as comm.init_timeout_seconds allows.
 # * If a process panics or is killed, all others end within ten seconds, and the output names its rank.
@@ -32,9 +32,12 @@ fail() {
 now() { date +%s%3N; }
 
 properties() {
-    local property
+    local property per_machine
     for property in collectives mismatch abort under_way slow_to_drop leave agreed agreed_leave agreed_abort timeout; do
-        timeout 300 "${mpirun[@]}" "$bin/examples/mpi_properties" "$property" || fail "the property of $property"
+        for per_machine in 4 2; do
+            timeout 300 "${mpirun[@]}" "$bin/examples/mpi_properties" "$property" "$per_machine" ||
+                fail "the property of $property with $per_machine ranks on each machine"
+        done
     done
 }
 

@@ -1,9 +1,12 @@
-//! Checks the properties of this crate on processes: `mpirun -n 4 mpi_properties PROPERTY` fails if the property does
-//! not hold. Ranks that are threads provide the expected results. `tests/mpi/run.sh` runs all properties.
+//! Checks the properties of this crate on processes: `mpirun -n 4 mpi_properties PROPERTY [G]` fails if the property does
+//! not hold, on the machines of the processes or as if each machine had G of them. Ranks that are threads provide the
+//! expected results. `tests/mpi/run.sh` runs all properties.
 
 use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
-use comm::{Collective, CommError, Communicator, Kind, MpiWorld, Reduce, Timeouts, run_ranks};
+use comm::{Collective, CommError, Communicator, Kind, MpiWorld, Reduce, Timeouts, run_ranks_on_machines};
+use std::collections::BTreeSet;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,8 +34,12 @@ const SHORT: Duration = Duration::from_secs(1);
 /// The rank that fails, leaves or is late.
 const GUILTY: usize = 2;
 
+/// The machine of each rank.
+static MACHINES: OnceLock<Vec<usize>> = OnceLock::new();
+
 fn main() -> ExitCode {
     let name = std::env::args().nth(1).unwrap_or_default();
+    let per_machine: Option<usize> = std::env::args().nth(2).and_then(|count| count.parse().ok());
     let Some((_, property, call)) = PROPERTIES.into_iter().find(|(known, ..)| *known == name) else {
         eprintln!("usage: mpirun -n 4 mpi_properties {}", PROPERTIES.map(|(name, ..)| name).join("|"));
         return ExitCode::FAILURE;
@@ -48,12 +55,21 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    let world = match per_machine {
+        Some(count) => {
+            let machines = (0..world.world_size()).map(|rank| rank / count).collect();
+            world.on_machines(machines)
+        }
+        None => world,
+    };
+    MACHINES.set(world.machines().to_vec()).expect("set once");
     if let Err(failure) = world.run(Device::flex(), Timeouts { init: PATIENCE, call }, |comm| property(&comm)) {
         eprintln!("{failure}");
         world.abort_process(1);
     }
     if world.rank() == 0 {
-        println!("{name} holds on {} processes", world.world_size());
+        let machines = world.machines().iter().collect::<BTreeSet<_>>().len();
+        println!("{name} holds on {} processes, machines: {machines}", world.world_size());
     }
     ExitCode::SUCCESS
 }
@@ -80,7 +96,9 @@ fn collectives(comm: &Communicator) -> Result<(), CommError> {
         Ok(results)
     };
     let found = work(comm)?;
-    let expected = run_ranks(vec![Device::flex(); n], PATIENCE, move |comm| work(&comm)).expect("threads do");
+    let machines = MACHINES.get().expect("set at the start").clone();
+    let expected = run_ranks_on_machines(vec![Device::flex(); n], machines, PATIENCE, move |comm| work(&comm));
+    let expected = expected.expect("threads do");
     assert_eq!(found.len(), expected[rank].len());
     for (i, (found, expected)) in found.iter().zip(&expected[rank]).enumerate() {
         assert_eq!((found.dtype(), found.shape()), (expected.dtype(), expected.shape()), "result {i} on rank {rank}");
@@ -255,11 +273,11 @@ fn agreed(comm: &Communicator) -> Result<(), CommError> {
     let group = comm.split(0)?;
     group.expect_agreement();
     let control = |comm: &Communicator| comm.traffic().0.values().map(|traffic| traffic.control).sum::<u64>();
+    let expected = comm.all_reduce(floats(1000, comm.rank()), Reduce::Sum)?.into_data();
     let before = control(comm);
     for _ in 0..100 {
         let sum = group.all_reduce(floats(1000, comm.rank()), Reduce::Sum)?;
-        let expected = (0..comm.world_size()).map(|rank| floats(1000, rank)).reduce(|sum, more| sum + more);
-        assert_eq!(sum.into_data(), expected.expect("a world has ranks").into_data());
+        assert_eq!(sum.into_data(), expected);
         group.broadcast(floats(7, 1), 1)?;
     }
     assert_eq!(control(comm), before, "no call has a header");

@@ -1,6 +1,6 @@
 //! The interface of a transport between ranks, and the properties of a call on which ranks must agree.
 
-use crate::{CommError, Payload, Reduce, Summands};
+use crate::{CommError, Cost, Payload, Reduce, Summands};
 use burn::tensor::{DType, Device};
 use std::fmt;
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use std::sync::Arc;
 /// (`mpi`).
 ///
 /// [`Communicator`](crate::Communicator) can build every collective from [`exchange`](Self::exchange). An engine may
-/// override the default methods with faster implementations. Every call blocks until all ranks have made it and fails
-/// on all ranks if one does not.
+/// override the default methods with faster implementations. Every call blocks until all ranks have made it, fails on
+/// all ranks if one does not, and returns what it cost this rank.
 pub trait Engine: Send + Sync {
     /// Returns this rank's number in the group.
     fn rank(&self) -> usize;
@@ -21,45 +21,44 @@ pub trait Engine: Send + Sync {
     /// Returns the device on which results arrive.
     fn device(&self) -> &Device;
 
+    /// Returns the number of the machine of a rank in the group. Without other knowledge, all ranks are on one machine.
+    fn machine(&self, _rank: usize) -> usize {
+        0
+    }
+
     /// Sends `parts[i]` to rank i and returns what each rank sent to this one, in rank order. `None` sends nothing;
     /// both ends know where parts are missing.
     ///
     /// # Errors
     /// Returns an error on every rank if one of them fails, is late, or calls with a different signature.
-    fn exchange(&self, signature: &Signature, parts: Vec<Option<Payload>>) -> Result<Vec<Option<Payload>>, CommError>;
+    fn exchange(&self, signature: &Signature, parts: Vec<Option<Payload>>) -> Metered<Vec<Option<Payload>>>;
 
     /// Concatenates all ranks' shards.
-    fn all_gather(&self, signature: &Signature, shard: Payload) -> Result<Payload, CommError> {
-        let shards = self.exchange(signature, vec![Some(shard); self.world_size()])?;
-        Ok(Payload::cat(shards.into_iter().flatten().collect()))
+    fn all_gather(&self, signature: &Signature, shard: Payload) -> Metered<Payload> {
+        let (shards, cost) = self.exchange(signature, vec![Some(shard); self.world_size()])?;
+        Ok((Payload::cat(shards.into_iter().flatten().collect()), cost))
     }
 
     /// Returns all ranks' contributions to this rank's chunk; `full` has N equal chunks.
-    fn chunks(&self, signature: &Signature, full: Payload) -> Result<Summands, CommError> {
+    fn chunks(&self, signature: &Signature, full: Payload) -> Metered<Summands> {
         let (n, len) = (self.world_size(), full.len());
         let parts = (0..n).map(|to| Some(full.clone().slice(to * len / n..(to + 1) * len / n))).collect();
-        Ok(Summands::new(self.exchange(signature, parts)?.into_iter().flatten().collect()))
+        let (chunks, cost) = self.exchange(signature, parts)?;
+        Ok((Summands::new(chunks.into_iter().flatten().collect()), cost))
     }
 
     /// Combines all ranks' tensors in one round, for small tensors. A tensor on the CPU stays there, whatever the
     /// rank's device.
-    fn all_reduce(&self, signature: &Signature, tensor: Payload, how: Reduce) -> Result<Payload, CommError> {
+    fn all_reduce(&self, signature: &Signature, tensor: Payload, how: Reduce) -> Metered<Payload> {
         let len = tensor.len();
-        let all = self.all_gather(signature, tensor)?;
+        let (all, cost) = self.all_gather(signature, tensor)?;
         let parts = (0..self.world_size()).map(|rank| all.clone().slice(rank * len..(rank + 1) * len));
-        Ok(Summands::new(parts.collect()).reduce(how))
+        Ok((Summands::new(parts.collect()).reduce(how), cost))
     }
 
-    /// Returns when every rank has called it.
-    fn barrier(&self, signature: &Signature) -> Result<(), CommError> {
-        self.exchange(signature, vec![None; self.world_size()]).map(drop)
-    }
-
-    /// Returns the number of messages without tensor data that this rank sends for a call, so that all ranks agree on
-    /// it: one per other rank, or fewer.
-    fn control_messages(&self, _: Collective) -> usize {
-        self.world_size() - 1
-    }
+    /// Moves nothing and returns when every rank has made a call with this signature. Ranks that
+    /// [have agreed](Self::expect_agreement) need not wait for each other, except in a barrier.
+    fn agree(&self, signature: &Signature) -> Result<Cost, CommError>;
 
     /// Notes that all ranks of the group will make the same calls in the same order from now on
     /// ([`Communicator::expect_agreement`](crate::Communicator::expect_agreement)).
@@ -84,6 +83,9 @@ pub trait Engine: Send + Sync {
     /// Tells the other ranks that this one has failed; their current and future calls return an error with `reason`.
     fn abort(&self, reason: &str);
 }
+
+/// The result of a call, and what the call cost this rank.
+pub type Metered<T> = Result<(T, Cost), CommError>;
 
 /// A kind of call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,7 +146,7 @@ impl Collective {
 pub struct Signature {
     /// The call.
     pub collective: Collective,
-    /// Number of elements.
+    /// Number of elements. In an `all_to_all`, it says that all parts are equal.
     pub len: Option<usize>,
     /// Element type.
     pub dtype: Option<DType>,

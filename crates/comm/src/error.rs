@@ -61,6 +61,19 @@ pub enum CommError {
     Engine(String),
 }
 
+impl CommError {
+    /// Returns the same error as one of another call, of which the failed call was a step.
+    pub(crate) fn in_call(mut self, call: Collective) -> Self {
+        match &mut self {
+            Self::RankFailed { collective, .. }
+            | Self::Timeout { collective, .. }
+            | Self::BadArgument { collective, .. } => *collective = call,
+            Self::Mismatch { .. } | Self::Engine(_) => {}
+        }
+        self
+    }
+}
+
 /// Formats rank numbers as `rank 1` or `ranks 1, 2`.
 pub(crate) fn ranks(numbers: &[usize]) -> String {
     let list: Vec<String> = numbers.iter().map(ToString::to_string).collect();

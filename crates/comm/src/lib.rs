@@ -20,8 +20,9 @@
 //! [`SequenceRanks`] combines both.
 //!
 //! Four properties hold for every engine:
-//! * Sums run in rank order, so a result is bitwise the same every time and with every engine. 16-bit floats are added
-//!   in f32 and rounded once.
+//! * Sums run in rank order, so a result is bitwise the same every time, for threads and processes. On several machines
+//!   with the same number of ranks, they run in rank order within each machine and then from machine to machine
+//!   ([`HierarchicalEngine`]). 16-bit floats are added in f32 and rounded once.
 //! * Every rank calls the same collectives in the same order. If shapes, dtypes or collectives disagree, every rank
 //!   gets an error that names both sides.
 //! * No wait lasts forever. If a rank fails, leaves or is late, the others get a [`CommError`] that names it, even if
@@ -29,10 +30,10 @@
 //!   stuck outside a call. If a rank fails during a call, the call succeeds on all threads or on none. Processes that
 //!   have already received all their parts succeed and get the error in the next call of that group. A killed process
 //!   reports nothing; `mpirun` ends the others.
-//! * Each rank meters the bytes it receives: [`Communicator::traffic`], and per mesh axis
-//!   [`Communicator::traffic_by_axes`].
+//! * Each rank meters the bytes it receives, and how many of them come from other machines: [`Communicator::traffic`],
+//!   and per mesh axis [`Communicator::traffic_by_axes`].
 //!
-//! A rank among N ranks receives these bytes. `all_gather` of shards of n bytes: (N - 1) n. `reduce_scatter` of F
+//! A rank among N ranks on one machine receives these bytes. `all_gather` of shards of n bytes: (N - 1) n. `reduce_scatter` of F
 //! bytes: (N - 1)/N F. `all_reduce` of F bytes: twice that, or (N - 1) F in one round for up to 32 KiB. `broadcast` of
 //! F bytes and `scatter` of n bytes: F and n, except on the root. `gather` of n bytes: (N - 1) n on the root only.
 //! `all_to_all` and `recv`: whatever the others send.
@@ -40,6 +41,8 @@
 //! Before data moves, the ranks of a round agree on the call with control messages. A thread sends one message to all
 //! ranks and is woken once per round; a process sends N - 1 messages. A call takes one round, except that an
 //! `all_reduce` of more than 32 KiB takes two. `send` between threads needs no round.
+//!
+//! On several machines, [`HierarchicalEngine`] moves each byte across the network once per machine.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -66,6 +69,7 @@ mod error;
 mod first_error;
 pub mod flight;
 mod hand_over;
+mod hierarchical;
 mod local;
 mod mesh;
 mod meter;
@@ -84,20 +88,23 @@ pub use communicator::Communicator;
 #[doc(hidden)]
 pub use communicator::all_reduce_bytes;
 pub use context_parallel::ContextParallel;
-pub use engine::{Collective, Engine, Signature};
+pub use engine::{Collective, Engine, Metered, Signature};
 pub use error::CommError;
 #[doc(hidden)]
 pub use error::panic_message;
 pub use first_error::FirstError;
 #[doc(hidden)]
 pub use hand_over::hand_over;
+pub use hierarchical::HierarchicalEngine;
 pub use local::LocalEngine;
 pub use mesh::{Axis, Mesh, MeshShape};
-pub use meter::{Traffic, TrafficTable};
+pub use meter::{Cost, Traffic, TrafficTable};
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiEngine, MpiWorld};
 pub use payload::{Kind, Payload, Reduce};
 pub use rank_group::RankGroup;
+#[doc(hidden)]
+pub use ranks::run_ranks_on_machines;
 pub use ranks::{RankFailure, run_ranks};
 pub use sequence_ranks::SequenceRanks;
 #[doc(hidden)]

@@ -15,7 +15,8 @@ pub enum Payload {
 /// How [`Communicator::all_reduce`](crate::Communicator::all_reduce) combines the ranks' tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduce {
-    /// The sum in rank order; 16-bit floats are added in f32, and the sum is rounded once.
+    /// The sum in rank order, on several machines [machine by machine](crate::HierarchicalEngine); 16-bit floats are
+    /// added in f32, and the sum is rounded once.
     Sum,
     /// The sum divided by the number of ranks; integers are rounded toward zero.
     Mean,
@@ -134,6 +135,16 @@ impl Payload {
             Self::Float(_) => Self::Float(Tensor::cat(payloads.into_iter().map(Float::remember).collect(), 0)),
             Self::Int(_) => Self::Int(Tensor::cat(payloads.into_iter().map(Int::remember).collect(), 0)),
         }
+    }
+
+    /// Returns the equal blocks of which the payload consists in another order: block i of the result is block
+    /// `order[i]`.
+    pub(crate) fn in_order(self, order: &[usize]) -> Self {
+        if order.is_sorted() {
+            return self;
+        }
+        let block = self.len() / order.len();
+        Self::cat(order.iter().map(|from| self.clone().slice(from * block..(from + 1) * block)).collect())
     }
 
     pub(crate) fn device(&self) -> Device {

@@ -1,7 +1,7 @@
 //! Ranks as threads of this process, and the failure that came first.
 
 use crate::error::{panic_message, ranks};
-use crate::{Communicator, LocalEngine, Timeouts};
+use crate::{Communicator, HierarchicalEngine, LocalEngine, Timeouts};
 use burn::tensor::Device;
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -63,11 +63,27 @@ where
     E: Error + Send + 'static,
     F: Fn(Communicator) -> Result<T, E> + Send + Sync + 'static,
 {
+    let machines = vec![0; devices.len()];
+    run_ranks_on_machines(devices, machines, timeouts, work)
+}
+
+/// Does the same as [`run_ranks`], as if each rank were on the machine with the given number.
+pub fn run_ranks_on_machines<T, E, F>(
+    devices: Vec<Device>,
+    machines: Vec<usize>,
+    timeouts: impl Into<Timeouts>,
+    work: F,
+) -> Result<Vec<T>, RankFailure<E>>
+where
+    T: Send + 'static,
+    E: Error + Send + 'static,
+    F: Fn(Communicator) -> Result<T, E> + Send + Sync + 'static,
+{
     let (timeouts, work) = (timeouts.into(), Arc::new(work));
     let (back, returned) = mpsc::channel();
     let start = |engine: LocalEngine| {
         let (work, engine) = (work.clone(), Arc::new(engine));
-        let comm = Communicator::new(engine.clone());
+        let comm = Communicator::new(HierarchicalEngine::over(engine.clone()));
         let (rank, end) = (comm.rank(), End { rank: comm.rank(), back: back.clone() });
         let thread = thread::spawn(move || {
             let _end = end;
@@ -76,7 +92,7 @@ where
         (rank, thread)
     };
     let mut threads: BTreeMap<usize, JoinHandle<_>> =
-        LocalEngine::world(devices, timeouts).into_iter().map(start).collect();
+        LocalEngine::on_machines(devices, machines, timeouts).into_iter().map(start).collect();
 
     let (mut results, mut failure, mut failed_at) = (BTreeMap::new(), None, None::<Instant>);
     let waited = timeouts.call.saturating_add(GRACE);

@@ -1,4 +1,4 @@
-//! Sums of the ranks' tensors in rank order.
+//! Sums of the ranks' tensors in a given order.
 //!
 //! 16-bit floats are added in f32 and rounded once at the end: in bf16, 256 + 1 is 256. On the CPU each tensor passes
 //! through the cache once; Burn adds two tensors at a time and so writes and reads the sum again for each one.
@@ -16,12 +16,16 @@ use std::sync::Arc;
 /// Elements per block, whose sum stays in the cache while all ranks' values are added.
 const BLOCK: usize = 4096;
 
-/// The same range of each rank's tensor, to be combined in rank order. There is at least one tensor, and all have the
-/// same dtype and length. Clones and subranges share the tensors.
+/// The same range of each rank's tensor, or of the partial results of several ranks each, to be combined in order. There
+/// is at least one tensor, and all have the same dtype and length. Clones and subranges share the tensors.
 #[derive(Clone)]
 pub struct Summands {
     tensors: Arc<Tensors>,
     range: Range<usize>,
+    /// Number of ranks whose tensors they contain.
+    ranks: usize,
+    /// The dtype of the ranks' tensors.
+    dtype: DType,
 }
 
 struct Tensors {
@@ -40,14 +44,21 @@ impl Summands {
             Payload::Float(tensor) => tensor.clone().try_into_primitive::<Flex>().ok(),
             Payload::Int(_) => None,
         };
-        let (range, on_cpu) = (0..payloads[0].len(), payloads.iter().map(flex).collect());
-        Self { tensors: Arc::new(Tensors { payloads, on_cpu }), range }
+        let (ranks, dtype, range) = (payloads.len(), payloads[0].dtype(), 0..payloads[0].len());
+        let on_cpu = payloads.iter().map(flex).collect();
+        Self { tensors: Arc::new(Tensors { payloads, on_cpu }), range, ranks, dtype }
+    }
+
+    /// Creates summands from [partial results](Self::partial) which together contain the tensors of `ranks` ranks, of
+    /// `dtype`.
+    pub(crate) fn of_partials(partials: Self, ranks: usize, dtype: DType) -> Self {
+        Self { ranks, dtype, ..partials }
     }
 
     /// Returns a subrange of these summands.
     pub(crate) fn part(&self, range: Range<usize>) -> Self {
         let start = self.range.start;
-        Self { tensors: self.tensors.clone(), range: start + range.start..start + range.end }
+        Self { range: start + range.start..start + range.end, ..self.clone() }
     }
 
     /// Returns each rank's range in rank order.
@@ -59,13 +70,19 @@ impl Summands {
         self.tensors.payloads.iter().map(range)
     }
 
-    /// Combines the tensors element by element, in their dtype.
+    /// Combines the tensors element by element into a part of a larger [`reduce`](Self::reduce): sums are in
+    /// [`Payload::sum_dtype`], and not yet rounded or divided.
+    pub(crate) fn partial(&self, how: Reduce) -> Payload {
+        if how == Reduce::Max { self.reduce(how) } else { self.sum_onto(None) }
+    }
+
+    /// Combines the tensors element by element, in the ranks' dtype.
     pub(crate) fn reduce(&self, how: Reduce) -> Payload {
         if how == Reduce::Max {
             return in_turn(self.payloads(), max);
         }
-        let divisor = if how == Reduce::Mean { self.tensors.payloads.len() } else { 1 };
-        let dtype = self.first().dtype();
+        let divisor = if how == Reduce::Mean { self.ranks } else { 1 };
+        let dtype = self.dtype;
         let one_pass = match dtype {
             DType::BF16 => self.rounded_in_one_pass::<bf16>(divisor),
             DType::F16 => self.rounded_in_one_pass::<f16>(divisor),
@@ -82,18 +99,13 @@ impl Summands {
     /// Returns `((onto + p_0) + p_1) + ...` in [`Payload::sum_dtype`], the dtype of `onto` too: sums of fp16 do not
     /// overflow, however many ranks there are.
     pub(crate) fn sum_onto(&self, onto: Option<Payload>) -> Payload {
-        let dtype = self.first().sum_dtype();
         let one_pass = match self.first().dtype() {
             DType::F32 => self.in_one_pass::<f32>(onto.as_ref()),
             DType::BF16 => self.in_one_pass::<bf16>(onto.as_ref()),
             DType::F16 => self.in_one_pass::<f16>(onto.as_ref()),
             _ => None,
         };
-        let widened = |payload| match payload {
-            Payload::Float(tensor) => Payload::Float(tensor.cast(dtype)),
-            ints => ints,
-        };
-        one_pass.unwrap_or_else(|| in_turn(onto.into_iter().chain(self.payloads().map(widened)), add))
+        one_pass.unwrap_or_else(|| in_turn(onto.into_iter().chain(self.payloads().map(Payload::widened)), add))
     }
 
     fn first(&self) -> &Payload {
@@ -159,6 +171,15 @@ impl Payload {
     /// Returns the dtype in which payloads of this dtype are added.
     pub(crate) fn sum_dtype(&self) -> DType {
         if matches!(self.dtype(), DType::BF16 | DType::F16) { DType::F32 } else { self.dtype() }
+    }
+
+    /// Returns the same values in [`sum_dtype`](Self::sum_dtype).
+    pub(crate) fn widened(self) -> Self {
+        let dtype = self.sum_dtype();
+        match self {
+            Self::Float(tensor) => Self::Float(tensor.cast(dtype)),
+            ints => ints,
+        }
     }
 }
 

@@ -3,10 +3,11 @@
 mod point_to_point;
 mod rounds;
 
+use crate::engine::Metered;
 use crate::error::panic_message;
 use crate::flight::{FlightRecorder, GroupCalls};
-use crate::meter::{Cost, Meter};
-use crate::{Collective, CommError, Engine, Kind, Payload, Reduce, Signature, TrafficTable};
+use crate::meter::Meter;
+use crate::{Collective, CommError, Cost, Engine, Kind, Payload, Reduce, Signature, TrafficTable};
 use burn::tensor::{Device, Float, Int, Tensor, TensorData};
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -203,7 +204,7 @@ impl Communicator {
         let signature = Signature { collective: Collective::Barrier, len: None, dtype: None };
         self.metered(&signature, || match self.world_size() {
             1 => Ok(((), Cost::default())),
-            _ => self.engine.barrier(&signature).map(|()| ((), self.cost(signature.collective, 0))),
+            _ => self.engine.agree(&signature).map(|cost| ((), cost)),
         })
     }
 
@@ -276,18 +277,14 @@ impl Communicator {
     }
 
     /// Runs `call`, records it, and meters the cost that it returns. A single rank communicates nothing.
-    fn metered<T>(
-        &self,
-        signature: &Signature,
-        call: impl FnOnce() -> Result<(T, Cost), CommError>,
-    ) -> Result<T, CommError> {
+    fn metered<T>(&self, signature: &Signature, call: impl FnOnce() -> Metered<T>) -> Result<T, CommError> {
         if self.world_size() == 1 {
             return call().map(|(result, _)| result);
         }
         // A call that panics stays open in the record.
         let entered = self.flight.enter(&self.group, &self.axes, signature.clone());
         let result = call();
-        let left = self.flight.leave(&entered, result.as_ref().map(|(_, cost)| cost.bytes));
+        let left = self.flight.leave(&entered, result.as_ref().map(|(_, cost)| cost.bytes()));
         let (result, cost) = result?;
         self.meter.add(&self.axes, signature.collective, cost, left - entered.at);
         Ok(result)

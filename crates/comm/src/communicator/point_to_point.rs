@@ -2,8 +2,7 @@
 
 use super::{Communicator, whole};
 use crate::error::panic_message;
-use crate::meter::Cost;
-use crate::{Collective, CommError, Kind, Signature};
+use crate::{Collective, CommError, Cost, Kind, Signature};
 use burn::tensor::Tensor;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
@@ -28,8 +27,8 @@ impl Communicator {
         let signature = Signature { collective, len: None, dtype: None };
         let payload = self.metered(&signature, || {
             let payload = self.engine.recv(from)?;
-            let bytes = if from == self.rank() { 0 } else { payload.bytes() };
-            Ok((payload, Cost { bytes, control: 0 }))
+            let cost = Cost::received(&*self.engine, [(from, payload.bytes())]);
+            Ok((payload, cost))
         })?;
         if !K::is(&payload) {
             let reason = format!("rank {from} sent [{}] {:?}, another kind", payload.len(), payload.dtype());

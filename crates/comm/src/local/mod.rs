@@ -25,9 +25,12 @@ mod cards;
 mod group;
 mod parcel;
 mod same;
+#[cfg(test)]
+mod tests;
 mod world;
 
-use crate::{Collective, CommError, Engine, Payload, Reduce, Signature, Summands, Timeouts};
+use crate::engine::Metered;
+use crate::{Collective, CommError, Cost, Engine, Payload, Reduce, Signature, Summands, Timeouts};
 use burn::tensor::Device;
 use group::{Group, GroupState, Outcome, Post, Wait};
 use parcel::{Parcel, fetch, fetch_whole, join};
@@ -57,8 +60,14 @@ impl LocalEngine {
     /// Creates one engine per device, in rank order; `timeouts` limits how long a rank waits for the others. A device's
     /// autodiff is dropped: results are not tracked.
     pub fn world(devices: Vec<Device>, timeouts: impl Into<Timeouts>) -> Vec<Self> {
+        let machines = vec![0; devices.len()];
+        Self::on_machines(devices, machines, timeouts)
+    }
+
+    /// Does the same as [`world`](Self::world), as if each rank were on the machine with the given number.
+    pub(crate) fn on_machines(devices: Vec<Device>, machines: Vec<usize>, timeouts: impl Into<Timeouts>) -> Vec<Self> {
         let devices: Vec<Device> = devices.into_iter().map(Device::without_autodiff).collect();
-        let (n, world) = (devices.len(), World::new(devices.clone(), timeouts.into()));
+        let (n, world) = (devices.len(), World::new(devices.clone(), machines, timeouts.into()));
         let rank = |(rank, device)| Self::new(rank, rank, device, vec![], || (0..n).collect(), world.clone());
         devices.into_iter().enumerate().map(rank).collect()
     }
@@ -85,6 +94,11 @@ impl LocalEngine {
     /// Returns whether a rank of the group has a different device from this one.
     fn is_elsewhere(&self, rank: usize) -> bool {
         self.world.devices[self.group.members[rank]] != self.device
+    }
+
+    /// Returns the cost of a round in which this rank receives so many bytes from each other rank.
+    fn cost_of(&self, bytes: usize) -> Cost {
+        Cost { control: POSTS, ..Cost::from_each(self, bytes) }
     }
 
     /// Prepares the same payload for all ranks.
@@ -237,6 +251,9 @@ fn parcels(posts: Vec<Post>) -> impl Iterator<Item = Parcel> {
     posts.into_iter().flatten().flatten()
 }
 
+/// Number of control messages in a round.
+const POSTS: usize = 1;
+
 /// The reason why a rank is lost.
 const LEFT: &str = "left before the call was complete";
 
@@ -253,51 +270,58 @@ impl Engine for LocalEngine {
         &self.device
     }
 
-    fn exchange(&self, signature: &Signature, parts: Vec<Option<Payload>>) -> Result<Vec<Option<Payload>>, CommError> {
+    fn machine(&self, rank: usize) -> usize {
+        self.world.machines[self.group.members[rank]]
+    }
+
+    fn exchange(&self, signature: &Signature, parts: Vec<Option<Payload>>) -> Metered<Vec<Option<Payload>>> {
         let posts = self.meet(signature, Parcel::all(parts, |to| self.is_elsewhere(to)), |posts| posts)?;
         let mine = || posts.iter().map(|parts| parts[self.rank].as_ref());
         let parts: Vec<_> = mine().flatten().map(|part| (part, 0..part.len())).collect();
         let mut found = fetch(&parts, &self.device).into_iter();
-        Ok(mine().map(|part| part.and_then(|_| found.next())).collect())
+        let found: Vec<_> = mine().map(|part| part.and_then(|_| found.next())).collect();
+        let bytes_from = found.iter().enumerate().filter_map(|(from, part)| Some((from, part.as_ref()?.bytes())));
+        let cost = Cost { control: POSTS, ..Cost::received(self, bytes_from) };
+        Ok((found, cost))
     }
 
-    fn barrier(&self, signature: &Signature) -> Result<(), CommError> {
-        self.meet(signature, vec![], drop).map(drop)
+    fn agree(&self, signature: &Signature) -> Result<Cost, CommError> {
+        self.meet(signature, vec![], drop).map(|_| self.cost_of(0))
     }
 
     /// Ranks that share a device share the gathered buffer, which is built once.
-    fn all_gather(&self, signature: &Signature, shard: Payload) -> Result<Payload, CommError> {
-        self.same_for_all(signature, shard, Payload::cat, |parcels| join(parcels, &self.device))
+    fn all_gather(&self, signature: &Signature, shard: Payload) -> Metered<Payload> {
+        let cost = self.cost_of(shard.bytes());
+        let full = self.same_for_all(signature, shard, Payload::cat, |parcels| join(parcels, &self.device))?;
+        Ok((full, cost))
     }
 
     /// The last rank to arrive adds for all; with several devices, one rank on each does.
-    fn all_reduce(&self, signature: &Signature, tensor: Payload, how: Reduce) -> Result<Payload, CommError> {
+    fn all_reduce(&self, signature: &Signature, tensor: Payload, how: Reduce) -> Metered<Payload> {
+        let cost = self.cost_of(tensor.bytes());
         let reduce = |tensors| Summands::new(tensors).reduce(how);
         if tensor.is_on_cpu() {
             // Host numbers are added on the host, wherever the ranks compute.
             let all = |posts: Vec<Post>| reduce(parcels(posts).map(Parcel::into_payload).collect()).handed_over();
-            return Ok(self.meet(signature, Parcel::all(vec![Some(tensor)], |_| false), all)?.as_ref().clone());
+            let total = self.meet(signature, Parcel::all(vec![Some(tensor)], |_| false), all)?;
+            return Ok((total.as_ref().clone(), cost));
         }
         let reduce_here = |parcels: &[Parcel]| reduce(fetch_whole(parcels, &self.device));
-        self.same_for_all(signature, tensor, reduce, reduce_here)
+        Ok((self.same_for_all(signature, tensor, reduce, reduce_here)?, cost))
     }
 
     /// Each rank reads its chunk from all ranks' tensors.
-    fn chunks(&self, signature: &Signature, full: Payload) -> Result<Summands, CommError> {
+    fn chunks(&self, signature: &Signature, full: Payload) -> Metered<Summands> {
         let chunk = full.len() / self.world_size();
+        let cost = self.cost_of(chunk * full.dtype().size());
         let (mine, range) = (self.for_all(full), self.rank * chunk..(self.rank + 1) * chunk);
         if !self.several_devices {
             let all = |posts| Summands::new(parcels(posts).map(Parcel::into_payload).collect());
-            return Ok(self.meet(signature, mine, all)?.part(range));
+            return Ok((self.meet(signature, mine, all)?.part(range), cost));
         }
         let all = self.meet(signature, mine, |posts| parcels(posts).collect::<Vec<_>>())?;
         let parts: Vec<_> = all.iter().map(|parcel| (parcel, range.clone())).collect();
-        Ok(Summands::new(fetch(&parts, &self.device)))
-    }
-
-    /// One post.
-    fn control_messages(&self, _: Collective) -> usize {
-        1
+        Ok((Summands::new(fetch(&parts, &self.device)), cost))
     }
 
     /// Returns at once.
@@ -337,61 +361,5 @@ impl Engine for LocalEngine {
 impl Drop for LocalEngine {
     fn drop(&mut self) {
         self.world.leave(&self.group, self.world_rank());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::HashMap;
-
-    const BARRIER: Signature = Signature { collective: Collective::Barrier, len: None, dtype: None };
-
-    #[test]
-    fn groups_and_rounds_that_are_done_leave_nothing_behind() {
-        let ranks = LocalEngine::world(vec![Device::flex(); 3], Duration::from_secs(60));
-        std::thread::scope(|scope| {
-            for rank in &ranks {
-                scope.spawn(move || {
-                    for _ in 0..20 {
-                        let pair = if rank.rank == 1 { vec![1] } else { vec![0, 2] };
-                        let group = rank.split(&pair).unwrap();
-                        let nested = group.split(&[group.rank()]).unwrap();
-                        for engine in [rank, &*group, &*nested] as [&dyn Engine; 3] {
-                            engine.exchange(&BARRIER, vec![None; engine.world_size()]).unwrap();
-                        }
-                    }
-                });
-            }
-        });
-        let (groups, engines) = ranks[0].world.inventory();
-        assert_eq!(engines, HashMap::from([(0, 1), (1, 1), (2, 1)]));
-        assert_eq!(groups.len(), 1);
-        let world = groups[0].lock();
-        assert_eq!((world.rounds.len(), world.waits.len()), (0, 0));
-    }
-
-    /// Ranks meet in the world and in pairs, at different paces.
-    #[test]
-    fn a_rank_is_woken_by_its_own_calls_only() {
-        const N: usize = 8;
-        const ROUNDS: u64 = 200;
-        let ranks = LocalEngine::world(vec![Device::flex(); N], Duration::from_secs(60));
-        let pairs: Vec<_> =
-            ranks.iter().map(|rank| rank.split(&[rank.rank / 2 * 2, rank.rank / 2 * 2 + 1]).unwrap()).collect();
-        std::thread::scope(|scope| {
-            for (rank, pair) in ranks.iter().zip(&pairs) {
-                scope.spawn(|| (0..ROUNDS).for_each(|_| rank.barrier(&BARRIER).unwrap()));
-                scope.spawn(|| (0..10 * ROUNDS).for_each(|_| pair.barrier(&BARRIER).unwrap()));
-            }
-        });
-        let (groups, _) = ranks[0].world.inventory();
-        for group in groups {
-            let n = group.members.len() as u64;
-            let rounds = if n == N as u64 { ROUNDS } else { 10 * ROUNDS };
-            // All but the last rank to arrive are woken once. The system may cause a few spurious wakes.
-            let (wakes, most) = (group.lock().wakes, rounds * (n - 1));
-            assert!(wakes <= most + most / 100, "{wakes} wakes in {rounds} rounds of {n} ranks");
-        }
     }
 }

@@ -15,6 +15,8 @@ pub type GroupId = Vec<(u64, usize)>;
 pub struct World {
     /// The device of each rank.
     pub devices: Vec<Device>,
+    /// The number of each rank's machine.
+    pub machines: Vec<usize>,
     pub timeouts: Timeouts,
     state: Mutex<WorldState>,
 }
@@ -44,8 +46,8 @@ pub struct Failure {
 type LockedGroup<'a> = (&'a Group, MutexGuard<'a, GroupState>);
 
 impl World {
-    pub fn new(devices: Vec<Device>, timeouts: Timeouts) -> Arc<Self> {
-        Arc::new(Self { devices, timeouts, state: Mutex::default() })
+    pub fn new(devices: Vec<Device>, machines: Vec<usize>, timeouts: Timeouts) -> Arc<Self> {
+        Arc::new(Self { devices, machines, timeouts, state: Mutex::default() })
     }
 
     /// Returns the group, for an engine of world rank `world_rank`. The first rank to arrive creates it from `members`.

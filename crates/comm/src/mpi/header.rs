@@ -114,7 +114,7 @@ pub fn due_part(
         Collective::Broadcast(root) if from == root => Due::Part(len, dtype),
         Collective::Gather(root) if to == root => Due::Part(None, dtype),
         Collective::Scatter(root) if from == root => Due::Part(None, None),
-        Collective::AllToAll => Due::Part(None, dtype),
+        Collective::AllToAll => Due::Part(len.map(|len| len / n), dtype),
         Collective::Send(_) | Collective::Recv(_) => Due::Part(None, None),
         _ => Due::Nothing,
     };
@@ -181,7 +181,8 @@ mod tests {
     use super::*;
 
     fn due(collective: Collective, part: Option<Part>, between: [usize; 2]) -> Result<Option<Part>, String> {
-        let signature = Signature { collective, len: Some(12), dtype: Some(DType::F32) };
+        let len = (collective != Collective::AllToAll).then_some(12);
+        let signature = Signature { collective, len, dtype: Some(DType::F32) };
         let header = Header { signature: Some(signature.clone()), part, free_group: 0 };
         assert_eq!(Header::from_bytes(&header.to_bytes()), Some(header.clone()));
         due_part(&signature, &header, between, 4)

@@ -20,13 +20,15 @@
 //! rank gets further than that call: the next one cannot complete, because the failed rank sends no header. A killed
 //! process cannot send a mark. `mpirun` then ends the others, and their calls never return.
 
+mod agreement;
 mod header;
 mod transfers;
 mod world;
 
 pub use world::MpiWorld;
 
-use crate::{Collective, CommError, Engine, Payload, Signature, Timeouts};
+use crate::engine::Metered;
+use crate::{Collective, CommError, Cost, Engine, Payload, Signature, Timeouts};
 use burn::tensor::{Bytes, DType, Device, TensorData};
 use header::{Header, Part, due_part};
 use std::collections::VecDeque;
@@ -102,102 +104,6 @@ impl MpiEngine {
         self.members.iter().copied().enumerate().filter(|(rank, _)| *rank != self.rank)
     }
 
-    /// Runs the first stage of a call: returns every rank's header for this rank, in rank order. `parts` is what this
-    /// rank gives.
-    fn meet(&self, signature: &Signature, parts: &[Option<Payload>]) -> Result<Vec<Header>, CommError> {
-        let collective = signature.collective;
-        self.check_failure(collective)?;
-        let free_group = self.world.free_group.load(Ordering::Relaxed);
-        let header = |rank: usize| Header {
-            signature: Some(signature.clone()),
-            part: parts.get(rank).and_then(Option::as_ref).map(|part| (part.len(), part.dtype())),
-            free_group,
-        };
-        let mut sending = Transfers::default();
-        for (rank, world_rank) in self.others() {
-            sending.send(header(rank).to_bytes(), [world_rank], self.tag(Tag::Header));
-        }
-        let mut found = vec![None; self.members.len()];
-        found[self.rank] = Some(header(self.rank));
-        self.wait(collective, || {
-            let mut missing = Vec::new();
-            for (rank, world_rank) in self.others() {
-                if found[rank].is_none() {
-                    match self.next_header(rank) {
-                        Some(Some(header)) => found[rank] = Some(header),
-                        Some(None) => return Polled::Lost(world_rank, NOT_A_HEADER),
-                        None => missing.push(world_rank),
-                    }
-                }
-                if found[rank].as_ref().is_some_and(|header| header.signature.is_none()) {
-                    return Polled::Lost(world_rank, LEFT);
-                }
-            }
-            match sending.done() {
-                Err(rank) => Polled::Lost(rank, REFUSED),
-                Ok(true) if missing.is_empty() => Polled::Done(()),
-                Ok(_) => {
-                    missing.extend(sending.waiting_for());
-                    Polled::Missing(missing)
-                }
-            }
-        })?;
-        self.met.store(true, Ordering::Relaxed);
-        let headers: Vec<Header> = found.into_iter().flatten().collect();
-        let signatures: Vec<_> = headers.iter().filter_map(|header| header.signature.clone()).collect();
-        Signature::agree(&signatures)?;
-        Ok(headers)
-    }
-
-    /// Returns the next header of a rank of the group; see [`World::receive_header`].
-    fn next_header(&self, rank: usize) -> Option<Option<Header>> {
-        let early = self.early.lock().unwrap_or_else(PoisonError::into_inner)[rank].pop_front();
-        early.map(Some).or_else(|| self.world.receive_header(self.members[rank], self.tag(Tag::Header)))
-    }
-
-    /// Returns whether a rank has left, as its last header says. Headers of calls that this rank makes later are kept.
-    fn has_left(&self, rank: usize) -> bool {
-        let early = &mut self.early.lock().unwrap_or_else(PoisonError::into_inner)[rank];
-        while let Some(Some(header)) = self.world.receive_header(self.members[rank], self.tag(Tag::Header)) {
-            early.push_back(header);
-        }
-        early.back().is_some_and(|header| header.signature.is_none())
-    }
-
-    /// Whether all ranks know what comes in a call, without headers.
-    fn is_known(&self, collective: Collective) -> bool {
-        use Collective::{AllGather, AllReduce, Broadcast, ReduceScatter};
-        let has_sizes = matches!(collective, AllGather | ReduceScatter | AllReduce(_) | Broadcast(_));
-        has_sizes && self.agreed.load(Ordering::Relaxed)
-    }
-
-    /// Returns the parts that come to this rank in a call: what is [known](Self::is_known), or what the ranks announce.
-    fn parts_of(&self, signature: &Signature, parts: &[Option<Payload>]) -> Result<Vec<Option<Part>>, CommError> {
-        let Signature { collective, len, dtype } = *signature;
-        let Some(whole) = len.zip(dtype).filter(|_| self.is_known(collective)) else {
-            return self.coming(signature, &self.meet(signature, parts)?);
-        };
-        self.check_failure(collective)?;
-        let n = self.members.len();
-        let from = |rank| match collective {
-            _ if rank == self.rank => None,
-            Collective::Broadcast(root) => (rank == root).then_some(whole),
-            _ => Some((whole.0 / n, whole.1)),
-        };
-        Ok((0..n).map(from).collect())
-    }
-
-    /// Returns the parts that the ranks have announced to this one.
-    fn coming(&self, signature: &Signature, headers: &[Header]) -> Result<Vec<Option<Part>>, CommError> {
-        let n = self.members.len();
-        let part = |(from, header)| match due_part(signature, header, [from, self.rank], n) {
-            _ if from == self.rank => Ok(None),
-            Ok(part) => Ok(part),
-            Err(reason) => Err(self.lost(signature.collective, from, reason)),
-        };
-        headers.iter().enumerate().map(part).collect()
-    }
-
     /// Ends the world because of a rank of this group.
     fn lost(&self, collective: Collective, rank: usize, reason: String) -> CommError {
         let failed = self.members[rank];
@@ -208,7 +114,7 @@ impl MpiEngine {
 
     /// Waits for messages and returns the received ones.
     fn finish(&self, collective: Collective, mut transfers: Transfers) -> Result<Vec<Bytes>, CommError> {
-        let without_headers = self.is_known(collective);
+        let without_headers = self.skips_headers(collective);
         self.wait(collective, || match transfers.done() {
             Ok(true) => Polled::Done(()),
             Ok(false) => {
@@ -300,12 +206,12 @@ impl Engine for MpiEngine {
         &self.device
     }
 
-    fn exchange(
-        &self,
-        signature: &Signature,
-        mut parts: Vec<Option<Payload>>,
-    ) -> Result<Vec<Option<Payload>>, CommError> {
-        let coming = self.parts_of(signature, &parts)?;
+    fn machine(&self, rank: usize) -> usize {
+        self.world.machines[self.members[rank]]
+    }
+
+    fn exchange(&self, signature: &Signature, mut parts: Vec<Option<Payload>>) -> Metered<Vec<Option<Payload>>> {
+        let (coming, headers) = self.parts_of(signature, &parts)?;
         let (mut transfers, tag) = (Transfers::default(), self.tag(Tag::Part));
         for (rank, world_rank) in self.others() {
             if let Some((len, dtype)) = coming[rank] {
@@ -322,16 +228,14 @@ impl Engine for MpiEngine {
             parts[rank] =
                 coming[rank].map(|(len, dtype)| self.payload(received.next().expect("one for each part"), len, dtype));
         }
-        Ok(parts)
+        let bytes = |(from, part): (usize, Option<Part>)| part.map(|(len, dtype)| (from, len * dtype.size()));
+        let cost = Cost::received(self, coming.into_iter().enumerate().filter_map(bytes));
+        Ok((parts, headers + cost))
     }
 
     /// Every shard arrives at its place in the result.
-    fn all_gather(&self, signature: &Signature, shard: Payload) -> Result<Payload, CommError> {
-        if self.is_known(signature.collective) {
-            self.check_failure(signature.collective)?;
-        } else {
-            self.meet(signature, &[])?;
-        }
+    fn all_gather(&self, signature: &Signature, shard: Payload) -> Metered<Payload> {
+        let agreement = self.agree(signature)?;
         let (n, len, dtype, size) = (self.members.len(), shard.len(), shard.dtype(), shard.bytes());
         let device = if shard.is_on_cpu() { Device::flex() } else { self.device.clone() };
         let (mut full, own) = (buffer(n * len, dtype), bytes_of(shard));
@@ -340,7 +244,15 @@ impl Engine for MpiEngine {
         transfers.receive(full, self.others().map(|(rank, from)| (from, rank * size..(rank + 1) * size)), tag);
         transfers.send(own, self.others().map(|(_, to)| to), tag);
         let full = self.finish(signature.collective, transfers)?.remove(0);
-        Ok(Payload::from_data(TensorData::from_bytes(full, [n * len], dtype), &device))
+        let full = Payload::from_data(TensorData::from_bytes(full, [n * len], dtype), &device);
+        Ok((full, agreement + Cost::from_each(self, size)))
+    }
+
+    fn agree(&self, signature: &Signature) -> Result<Cost, CommError> {
+        if self.agreed.load(Ordering::Relaxed) && signature.collective != Collective::Barrier {
+            return self.check_failure(signature.collective).map(|()| Cost::default());
+        }
+        self.meet(signature, &[]).map(|_| self.headers())
     }
 
     /// Returns at once; the tensor is kept until it is received.
@@ -386,10 +298,6 @@ impl Engine for MpiEngine {
         transfers.receive(buffer(len, dtype), [(world_rank, 0..len * dtype.size())], self.tag(Tag::Mail));
         let bytes = self.finish(collective, transfers)?.remove(0);
         Ok(self.payload(bytes, len, dtype))
-    }
-
-    fn control_messages(&self, collective: Collective) -> usize {
-        if self.is_known(collective) { 0 } else { self.members.len() - 1 }
     }
 
     fn expect_agreement(&self) {

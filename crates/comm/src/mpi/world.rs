@@ -3,10 +3,11 @@
 use super::transfers::Transfers;
 use super::{ABORT, Header};
 use crate::ranks::run_rank;
-use crate::{CommError, Communicator, MpiEngine, RankFailure, Timeouts};
+use crate::{CommError, Communicator, HierarchicalEngine, MpiEngine, RankFailure, Timeouts};
+use ::mpi::collective::SystemOperation;
 use ::mpi::environment::Universe;
 use ::mpi::point_to_point::{Message, Status};
-use ::mpi::traits::{Communicator as _, MatchedReceiveVec, Source};
+use ::mpi::traits::{Communicator as _, CommunicatorCollectives, MatchedReceiveVec, Source};
 use ::mpi::{Rank, Threading};
 use burn::tensor::{Bytes, Device};
 use std::env;
@@ -37,6 +38,8 @@ pub(super) struct World {
     universe: Universe,
     pub rank: usize,
     pub size: usize,
+    /// The machine of each rank: the number of the first rank there.
+    pub machines: Vec<usize>,
     /// The first group number that is free as far as this rank knows.
     pub free_group: AtomicU64,
     failure: Mutex<Option<Failure>>,
@@ -70,8 +73,25 @@ impl MpiWorld {
             return Err(CommError::Engine(format!("this MPI provides only Threading::{threading:?}: {need}")));
         }
         let (rank, size) = (universe.world().rank() as usize, universe.world().size() as usize);
+        let machines = machines_of(&universe);
         let (free_group, failure) = (AtomicU64::new(1), Mutex::default());
-        Ok(Some(Self(Arc::new(World { universe, rank, size, free_group, failure }))))
+        Ok(Some(Self(Arc::new(World { universe, rank, size, machines, free_group, failure }))))
+    }
+
+    /// Returns the machine of each rank: the number of the first rank there.
+    pub fn machines(&self) -> &[usize] {
+        &self.0.machines
+    }
+
+    /// Returns the same processes as if each rank were on the machine with the given number, before they communicate.
+    ///
+    /// # Panics
+    /// Panics if there is a communicator.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn on_machines(mut self, machines: Vec<usize>) -> Self {
+        Arc::get_mut(&mut self.0).expect("no communicator yet").machines = machines;
+        self
     }
 
     /// Returns this process's rank.
@@ -94,15 +114,18 @@ impl MpiWorld {
 
     /// Creates this rank's communicator with all other processes; `timeouts` limits how long it waits for them. Call it
     /// once: a second communicator would take the first one's messages.
+    ///
+    /// If the processes are on several machines, the same number on each and more than one, its collectives have
+    /// [two levels](HierarchicalEngine).
     pub fn communicator(&self, device: Device, timeouts: impl Into<Timeouts>) -> Communicator {
+        Communicator::new(HierarchicalEngine::over(Arc::new(self.engine(device, timeouts))))
+    }
+
+    /// Creates the engine of this rank without levels, in place of the [communicator](Self::communicator).
+    #[doc(hidden)]
+    pub fn engine(&self, device: Device, timeouts: impl Into<Timeouts>) -> MpiEngine {
         let members = (0..self.0.size).collect();
-        Communicator::new(Arc::new(MpiEngine::new(
-            0,
-            members,
-            device.without_autodiff(),
-            timeouts.into(),
-            self.0.clone(),
-        )))
+        MpiEngine::new(0, members, device.without_autodiff(), timeouts.into(), self.0.clone())
     }
 
     /// Runs `work` as this process's rank, as [`run_ranks`](crate::run_ranks) does for ranks that are threads.
@@ -184,6 +207,15 @@ impl World {
     fn lock(&self) -> MutexGuard<'_, Option<Failure>> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Finds the machine of each rank. It waits for all processes, as the start of MPI before it does.
+fn machines_of(universe: &Universe) -> Vec<usize> {
+    let world = universe.world();
+    let (rank, mut first, mut machines) = (world.rank(), 0, vec![0; world.size() as usize]);
+    world.split_shared(rank).all_reduce_into(&rank, &mut first, SystemOperation::min());
+    world.all_gather_into(&first, &mut machines);
+    machines.into_iter().map(|first| first as usize).collect()
 }
 
 /// Maximum length of a reason in bytes; short messages are sent without waiting for the receiver.

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each of them uses some of it")]
 
 use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
-use comm::{Collective, CommError, Communicator, LocalEngine, Reduce};
+use comm::{Collective, CommError, Communicator, LocalEngine, Reduce, run_ranks_on_machines};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -35,6 +35,15 @@ pub fn ranks(n: usize) -> Vec<Device> {
 /// may borrow, because no rank is left behind.
 pub fn on_ranks<T: Send>(n: usize, work: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
     on(ranks(n), work)
+}
+
+/// Does the same as [`on_ranks`] with one rank per number of a machine, as if the rank were on that machine.
+pub fn on_machines<T: Send + 'static>(
+    machines: &[usize],
+    work: impl Fn(&Communicator) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let work = move |comm: Communicator| Ok::<_, CommError>(work(&comm));
+    run_ranks_on_machines(ranks(machines.len()), machines.to_vec(), HANG, work).unwrap()
 }
 
 /// Does the same as [`on_ranks`] with one rank per device.
