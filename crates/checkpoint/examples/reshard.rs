@@ -36,7 +36,7 @@ fn write(folder: &Folder, step: u64) -> Result<(), Box<dyn Error>> {
         let (offset, len) = (12 * rank, 12);
         let piece = Piece { name: "w".into(), shape: SHAPE.to_vec(), region: None, offset, len, has_moments: true };
         let values = move |kind| (offset..offset + len).map(|i| value(kind, i)).collect();
-        write_rank(&folder.partial(step), rank, vec![(piece, Box::new(values))], &Written::default())
+        write_rank(&folder.partial(step), rank, &[(piece, Box::new(values))], &Written::default())
     };
     thread::scope(|scope| {
         let ranks = [0, 1].map(|rank| scope.spawn(move || rank_writes(rank)));

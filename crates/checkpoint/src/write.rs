@@ -58,17 +58,18 @@ const AT_ONCE: usize = 4 << 20;
 pub fn write_rank(
     partial: &Path,
     rank: usize,
-    pieces: Vec<(Piece, Values)>,
+    pieces: &[(Piece, Values)],
     written: &Written,
 ) -> Result<(), CheckpointError> {
     fs::create_dir_all(partial).map_err(CheckpointError::write(partial))?;
     let name = format!("rank-{rank}.safetensors");
     let path = partial.join(&name);
-    let (entries, header) = layout(&pieces);
+    let (entries, header) = layout(pieces);
     let failed = |source| CheckpointError::write(&path)(source);
     let write = || -> Result<_, CheckpointError> {
         let bytes = header.len() as u64 + pieces.iter().map(|(piece, _)| data_len(piece)).sum::<u64>();
         written.of.store(bytes, Ordering::Relaxed);
+        written.bytes.store(0, Ordering::Relaxed); // it may have failed before
         let (mut file, mut blocks) = (File::create(&path).map_err(failed)?, Blocks::new(bytes));
         let mut put = |bytes: &[u8]| {
             blocks.update(bytes);

@@ -39,7 +39,7 @@ fn write(run: &Path, step: u64, cuts: &[usize]) -> Result<PathBuf, CheckpointErr
                 pieces.push((piece, Box::new(move |kind| (offset..end).map(|i| value(name, kind, i)).collect())));
             }
         }
-        write_rank(&folder.partial(step), rank, pieces, &Written::default())?;
+        write_rank(&folder.partial(step), rank, &pieces, &Written::default())?;
     }
     let index = Index { step, world_size: cuts.len() + 1, optimizer_steps: step, ..Index::default() };
     folder.commit(index, &[("config.yaml".into(), b"model: {}\n".to_vec())])
@@ -116,7 +116,7 @@ fn a_byte_that_was_changed_anywhere_in_large_files_is_found_by_the_rank_that_has
         let (offset, len) = (rank * LEN, LEN);
         let piece = Piece { name: "w".into(), shape: vec![2 * LEN], region: None, offset, len, has_moments: false };
         let values = move |_: Kind| (offset..offset + len).map(|i| i as f32).collect();
-        write_rank(&folder.partial(1), rank, vec![(piece, Box::new(values))], &Written::default()).unwrap();
+        write_rank(&folder.partial(1), rank, &[(piece, Box::new(values))], &Written::default()).unwrap();
     }
     let path = folder.commit(Index { step: 1, world_size: 2, ..Index::default() }, &[]).unwrap();
     let read = |range| Checkpoint::open(&path).unwrap().read("w", Kind::Param, range);
@@ -180,7 +180,7 @@ fn pipes_endless_files_and_names_that_a_terminal_obeys_are_refused() {
     assert!(error.contains("which it cannot need"), "{error}");
     let index = Index { step: 3, world_size: 1, strategy: "\u{1b}]0;owned\u{7}".into(), ..Index::default() };
     let folder = Folder::of_run(run.path());
-    write_rank(&folder.partial(3), 0, vec![], &Written::default()).unwrap();
+    write_rank(&folder.partial(3), 0, &[], &Written::default()).unwrap();
     let error = folder.commit(index, &[]).unwrap_err().to_string();
     assert!(error.contains(r#""\u{1b}]0;owned\u{7}" has characters that no name has"#), "{error}");
 }
@@ -199,7 +199,7 @@ fn what_is_not_committed_does_not_count_and_is_cleaned_away() {
     let run = tempfile::tempdir().unwrap();
     let folder = Folder::of_run(run.path());
     write(run.path(), 3, &[]).unwrap();
-    write_rank(&folder.partial(6), 0, vec![], &Written::default()).unwrap();
+    write_rank(&folder.partial(6), 0, &[], &Written::default()).unwrap();
     assert_eq!(folder.latest().unwrap(), Some(folder.step(3)));
     folder.clean(&|_, _| Ok(true)).unwrap();
     assert_eq!(files(&run.path().join("checkpoints")), [folder.step(3)]);
@@ -210,7 +210,7 @@ fn a_commit_without_all_ranks_or_with_a_gap_is_refused() {
     let run = tempfile::tempdir().unwrap();
     let folder = Folder::of_run(run.path());
     let piece = Piece { name: "a".into(), shape: vec![4], region: None, offset: 0, len: 3, has_moments: false };
-    write_rank(&folder.partial(1), 0, vec![(piece, Box::new(|_| vec![0.0; 3]))], &Written::default()).unwrap();
+    write_rank(&folder.partial(1), 0, &[(piece, Box::new(|_| vec![0.0; 3]))], &Written::default()).unwrap();
     let error =
         |world_size| folder.commit(Index { step: 1, world_size, ..Index::default() }, &[]).unwrap_err().to_string();
     assert!(error(2).contains("rank-1.json"), "{}", error(2));
@@ -243,7 +243,7 @@ fn a_rank_with_a_parameter_that_is_not_finite_is_never_done_and_infinite_moments
             let (name, shape) = ("w".into(), vec![4]);
             let piece = Piece { name, shape, region: None, offset: 2 * rank, len: 2, has_moments: true };
             let values: Values = Box::new(move |kind| vec![0.5, if rank == 1 && kind == spoilt { value } else { 1.0 }]);
-            write_rank(&folder.partial(3), rank, vec![(piece, values)], &Written::default())
+            write_rank(&folder.partial(3), rank, &[(piece, values)], &Written::default())
         });
         assert!(written[0].is_ok());
         if spoilt != Kind::Param {
@@ -276,7 +276,7 @@ fn a_missing_step_is_answered_with_those_that_there_are() {
     assert_eq!(Folder::find(&at("9")).unwrap(), folder.step(9));
     assert!(error(&at("best")).contains("the checkpoint of step 12 knows no best validation"));
     // The newest readable checkpoint says which one is best.
-    write_rank(&folder.partial(15), 0, vec![], &Written::default()).unwrap();
+    write_rank(&folder.partial(15), 0, &[], &Written::default()).unwrap();
     let best = Some(Best { step: 9, val_loss: 1.5 });
     folder.commit(Index { step: 15, world_size: 1, best, ..Index::default() }, &[]).unwrap();
     write(run.path(), 18, &[]).unwrap();
@@ -323,7 +323,7 @@ fn a_checkpoint_that_all_ranks_have_written_is_completed_and_not_removed() {
         let shape = vec![9];
         let piece = Piece { name: "a".into(), shape, region: None, offset: 0, len: 9, has_moments: true };
         let values: Values = Box::new(|kind| (0..9).map(|i| value("a", kind, i)).collect());
-        write_rank(&folder.partial(6), 0, vec![(piece, values)], &Written::default()).unwrap();
+        write_rank(&folder.partial(6), 0, &[(piece, values)], &Written::default()).unwrap();
         folder
     };
     // Killed before completion began; after the index was written but before the rename; with a leftover entry of a
@@ -386,7 +386,7 @@ fn the_ranks_that_are_missing_are_known() {
     let run = tempfile::tempdir().unwrap();
     let folder = Folder::of_run(run.path());
     assert_eq!(folder.missing(3, 3), [0, 1, 2]);
-    write_rank(&folder.partial(3), 1, vec![], &Written::default()).unwrap();
+    write_rank(&folder.partial(3), 1, &[], &Written::default()).unwrap();
     assert_eq!(folder.missing(3, 3), [0, 2]);
 }
 
@@ -471,7 +471,7 @@ fn columns_of_ranks_are_read_as_any_other_part() {
         let values = move |_: Kind| flat.iter().map(|i| number(*i)).collect();
         let (len, region) = (region.len(), Some(region));
         let piece = Piece { name: "w".into(), shape: shape.clone(), region, offset: 0, len, has_moments: false };
-        write_rank(&folder.partial(1), rank, vec![(piece, Box::new(values))], &Written::default()).unwrap();
+        write_rank(&folder.partial(1), rank, &[(piece, Box::new(values))], &Written::default()).unwrap();
     }
     folder.commit(Index { step: 1, world_size: 3, ..Index::default() }, &[]).unwrap();
     let checkpoint = Checkpoint::open(&folder.latest().unwrap().unwrap()).unwrap();

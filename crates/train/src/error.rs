@@ -106,6 +106,9 @@ pub enum TrainError {
     )]
     Silent { seconds: u64 },
 
+    #[error("the checkpoint of step {step} is not saved, because another rank could not write its part")]
+    NotSavedElsewhere { step: u64 },
+
     #[error("cannot read the record {}: {source}: remove it", path.display())]
     FlightRecord { path: PathBuf, source: io::Error },
 

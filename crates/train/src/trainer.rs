@@ -129,7 +129,7 @@ fn train(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
         }
         // A run that is out of patience has ended, even if it was asked to stop in the meantime.
         if stop && !ends_early {
-            trainer.finish_saving()?;
+            trainer.finish_saving(true)?;
             trainer.tell_pruned(true);
             return Ok(trainer.outcome(done, true, val_loss, None));
         }
@@ -141,7 +141,7 @@ fn train(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
             trainer.tell_sample(done)?;
         }
     }
-    trainer.finish_saving()?;
+    trainer.finish_saving(true)?;
     let sample = trainer.sample(end)?;
     trainer.tell_pruned(true);
     Ok(trainer.outcome(end, false, val_loss, sample))
@@ -276,19 +276,25 @@ impl<'a> Trainer<'a> {
         self.begin_profile(self.pace.steps);
         let (job, loads) = (self.job, &self.loads);
         let is_time = self.is_time();
-        let numbers = || [&[asked_to_stop(job), is_time][..], &loads.numbers(job.config.expert_layers())].concat();
-        let mut update = |fsdp: &mut Fsdp<Batch>, sums: &[f64]| update_selection_biases(&job.config, fsdp, &sums[2..]);
+        let has_failed = if self.saver.has_failed() { 1.0 } else { 0.0 };
+        let mine = [asked_to_stop(job), is_time, has_failed];
+        let numbers = || [&mine[..], &loads.numbers(job.config.expert_layers())].concat();
+        let mut update =
+            |fsdp: &mut Fsdp<Batch>, sums: &[f64]| update_selection_biases(&job.config, fsdp, &sums[mine.len()..]);
         let update: Option<BeforeStep<Batch>> = if loads.follows { Some(&mut update) } else { None };
         let report = self.fsdp.train_step_with(&micro_batches, &weights, lr, numbers, update)?;
         self.end_profile(self.pace.steps, step + 1, started)?;
         self.times = report.times;
         self.stop |= report.sums[0] > 0.0;
         self.is_due |= report.sums[1] > 0.0;
-        self.load_sums = report.sums[2..].to_vec();
+        self.load_sums = report.sums[mine.len()..].to_vec();
+        if report.sums[2] > 0.0 {
+            self.skip_saving()?;
+        }
         let done = step + 1;
         match &report.non_finite {
             Some(at) if train.on_non_finite == OnNonFinite::Stop => {
-                self.finish_saving()?;
+                self.finish_saving(false)?;
                 let (what, last_good) = (describe(&report, at), self.saver.last_good());
                 return Err(TrainError::NotFinite { step: done, what, last_good });
             }
@@ -319,7 +325,7 @@ impl<'a> Trainer<'a> {
             skips if skips == steps => format!("all of the run's {} were skipped", count(skips, "step")),
             _ => return Ok(()),
         };
-        self.finish_saving()?;
+        self.finish_saving(false)?;
         Err(TrainError::Skipped { step, what, skipped, last_good: self.saver.last_good() })
     }
 

@@ -13,6 +13,8 @@ use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
@@ -78,14 +80,13 @@ impl TokenFile {
     /// The bytes of a range of tokens.
     pub fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>, DataError> {
         let mut bytes = vec![0; ((range.end - range.start) * self.width) as usize];
-        self.file.read_exact_at(&mut bytes, self.offset + range.start * self.width).map_err(|error| {
-            match error.kind() {
-                ErrorKind::UnexpectedEof => {
-                    let problem = format!("was cut short while it is in use: it ends before token {}", range.end);
-                    DataError::Tokens { path: self.path.clone(), problem }
-                }
-                _ => DataError::read(&self.path, error),
+        let read = || self.file.read_exact_at(&mut bytes, self.offset + range.start * self.width);
+        again_and_again(read).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => {
+                let problem = format!("was cut short while it is in use: it ends before token {}", range.end);
+                DataError::Tokens { path: self.path.clone(), problem }
             }
+            _ => DataError::read(&self.path, error),
         })?;
         Ok(bytes)
     }
@@ -132,4 +133,42 @@ pub fn digest(file: &File, mut read: impl FnMut(u64)) -> io::Result<String> {
         read(now as u64);
     }
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Waits between the attempts to read: the server of a network file system may be back soon.
+const AGAIN: [Duration; 3] = if cfg!(test) {
+    [Duration::from_millis(1); 3]
+} else {
+    [Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(5)]
+};
+
+/// Tries to read four times, unless the file is too short.
+fn again_and_again(mut read: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    for wait in AGAIN {
+        match read() {
+            Err(error) if error.kind() != ErrorKind::UnexpectedEof => thread::sleep(wait),
+            other => return other,
+        }
+    }
+    read()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_that_fails_is_tried_again_unless_the_file_is_too_short() {
+        let attempts = |fails: usize, kind: ErrorKind| {
+            let mut attempts = 0;
+            let result = again_and_again(|| {
+                attempts += 1;
+                if attempts <= fails { Err(kind.into()) } else { Ok(()) }
+            });
+            (attempts, result.is_ok())
+        };
+        assert_eq!(attempts(3, ErrorKind::StaleNetworkFileHandle), (4, true));
+        assert_eq!(attempts(9, ErrorKind::StaleNetworkFileHandle), (4, false));
+        assert_eq!(attempts(1, ErrorKind::UnexpectedEof), (1, false));
+    }
 }

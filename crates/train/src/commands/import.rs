@@ -136,7 +136,7 @@ fn write(
     }
     files.push((CONFIG.into(), config.to_yaml().into_bytes()));
     let checkpoints = Checkpoints::of_run(run.path());
-    write_rank(&checkpoints.partial(0), 0, pieces, &Written::default())?;
+    write_rank(&checkpoints.partial(0), 0, &pieces, &Written::default())?;
     let index = Index { world_size: 1, strategy: "imported".into(), seed: config.train.seed, ..Index::default() };
     Ok(checkpoints.commit(index, &files)?)
 }

@@ -107,7 +107,7 @@ mod tests {
                 let (name, shape) = ("w".into(), vec![2]);
                 let piece = Piece { name, shape, region: None, offset: rank, len: 1, has_moments: false };
                 let values: Values = Box::new(|_| vec![1.0]);
-                write_rank(&folder.partial(3), rank, vec![(piece, values)], &Written::default()).unwrap();
+                write_rank(&folder.partial(3), rank, &[(piece, values)], &Written::default()).unwrap();
             }
             assert_eq!(folder.clean(&are_same).unwrap().len(), if second == 7 { 1 } else { 0 });
             assert_eq!(folder.step(3).is_dir(), second == 7);

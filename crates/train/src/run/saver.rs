@@ -7,6 +7,9 @@
 //!                                   └─ thread: digest copies, write, sync ─┘
 //! ```
 //!
+//! A disk that refuses a part is asked three times. Then all ranks skip the checkpoint, and the run goes on: the next one
+//! may succeed, and the older ones are there. Only the last checkpoint of a run must not be missing.
+//!
 //! Keeping the tensors costs no copy: the optimizer's next step does not overwrite a tensor that is being written. A
 //! rank marks that it is done in the checkpoint's folder, where rank 0's thread looks for it, so no step and no
 //! collective waits for a disk. Only the next checkpoint and the end of the run wait, in rounds of one small sum each,
@@ -18,6 +21,7 @@ use crate::format::{bytes, ranks};
 use crate::run::copies;
 use checkpoint::{CheckpointError, Folder, Index, LossScale, Piece, Values, Written, write_rank};
 use fsdp::{FsdpError, State};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -28,6 +32,9 @@ use std::time::{Duration, Instant};
 const LOOK: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(1)];
 /// How long to wait before reporting a wait, and the longest interval between reports.
 const TELL: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(60)];
+/// Waits between the attempts to write.
+const AGAIN: [Duration; 2] =
+    if cfg!(test) { [Duration::from_millis(10); 2] } else { [Duration::from_secs(1), Duration::from_secs(4)] };
 
 /// Writes one rank's part of checkpoints, one at a time; rank 0's saver completes them.
 pub(crate) struct Saver {
@@ -38,6 +45,8 @@ pub(crate) struct Saver {
     /// Names and contents of files that belong to every checkpoint.
     extra: Vec<(String, Vec<u8>)>,
     under_way: Option<Save>,
+    /// Threads that still write checkpoints that were skipped.
+    skipped: Vec<JoinHandle<Result<Option<PathBuf>, TrainError>>>,
     /// Removes older checkpoints; returns the error, if any.
     pruning: Option<JoinHandle<Option<CheckpointError>>>,
 }
@@ -54,8 +63,18 @@ struct Save {
     written: Arc<Written>,
     /// Set once this rank no longer waits for the other ranks.
     given_up: Arc<AtomicBool>,
+    /// The disk's error after the last attempt.
+    failure: Option<TrainError>,
     /// Returns the folder on rank 0, unless it has given up.
     thread: Option<JoinHandle<Result<Option<PathBuf>, TrainError>>>,
+}
+
+/// How a checkpoint has ended.
+pub(crate) struct Finished {
+    /// Its step and folder, on rank 0.
+    pub saved: Option<(u64, PathBuf)>,
+    /// Whether a rank's disk has refused its part; the same on all ranks.
+    pub has_failed: bool,
 }
 
 impl Save {
@@ -67,7 +86,7 @@ impl Save {
 impl Saver {
     /// Creates a saver of checkpoints in `folder`.
     pub fn new(folder: Folder, rank: usize, config: CheckpointConfig, extra: Vec<(String, Vec<u8>)>) -> Self {
-        Self { folder, rank, config, extra, under_way: None, pruning: None }
+        Self { folder, rank, config, extra, under_way: None, skipped: vec![], pruning: None }
     }
 
     /// Starts a checkpoint; `index` holds what is known of the run.
@@ -84,19 +103,18 @@ impl Saver {
             ..index
         };
         let rank = self.rank;
-        self.write(index, move |partial| {
-            copies::write(partial, rank, &copies.digests())?;
-            Ok(fsdp::pieces(parts))
+        self.write(index, move || {
+            let (digests, pieces) = (copies.digests(), fsdp::pieces(parts));
+            (move |partial: &Path| copies::write(partial, rank, &digests), pieces)
         });
     }
 
-    /// Writes this rank's `pieces`. The closure receives the folder they are written to, and itself writes any file
-    /// that must exist before the rank's part counts as written.
-    fn write(
-        &mut self,
-        index: Index,
-        pieces: impl FnOnce(&Path) -> Result<Vec<(Piece, Values<'static>)>, CheckpointError> + Send + 'static,
-    ) {
+    /// Writes this rank's part. `part` returns its pieces, and a function that writes whatever file must exist before the
+    /// part counts as written, given the folder.
+    fn write<F>(&mut self, index: Index, part: impl FnOnce() -> (F, Vec<(Piece, Values<'static>)>) + Send + 'static)
+    where
+        F: Fn(&Path) -> Result<(), CheckpointError>,
+    {
         assert!(self.under_way.is_none(), "one checkpoint is written at a time");
         let (step, world_size) = (index.step, index.world_size);
         let kept = index.kept.iter().copied().chain(index.best.map(|best| best.step)).collect();
@@ -107,11 +125,15 @@ impl Saver {
         let (folder, rank, extra) = (self.folder.clone(), self.rank, self.extra.clone());
         // A failure leaves everything in place, because other ranks are still writing; the run's end cleans up.
         let write = move || {
-            if rank == 0 {
-                folder.begin(&index, &extra)?;
-            }
-            let partial = folder.partial(step);
-            write_rank(&partial, rank, pieces(&partial)?, &of_thread)?;
+            let (partial, (before, pieces)) = (folder.partial(step), part());
+            again_and_again(&is_given_up, || {
+                if rank == 0 {
+                    folder.begin(&index, &extra)?;
+                }
+                before(&partial)?;
+                write_rank(&partial, rank, &pieces, &of_thread)
+            })?;
+            drop(pieces); // the optimizer's next step need not keep the old values any longer
             if rank > 0 {
                 return Ok(None);
             }
@@ -130,10 +152,10 @@ impl Saver {
                 pause = (2 * pause).min(LOOK[1]);
             }
             copies::compare(&folder, step, world_size)?;
-            Ok(Some(folder.complete(step)?))
+            Ok(Some(again_and_again(&is_given_up, || folder.complete(step))?))
         };
         let (thread, started) = (Some(thread::spawn(write)), Instant::now());
-        self.under_way = Some(Save { step, missing, kept, started, written, given_up, thread });
+        self.under_way = Some(Save { step, missing, kept, started, written, given_up, failure: None, thread });
     }
 
     /// The newest complete checkpoint.
@@ -152,24 +174,30 @@ impl Saver {
     /// Returns, on rank 0, step and folder of the checkpoint being written, once it is complete; older ones are then
     /// removed in the background.
     ///
+    /// A part that the disk refuses is no error: [`has_failed`](Self::has_failed) says so.
+    ///
     /// # Errors
-    /// If this rank's part cannot be written or has a non-finite parameter; on rank 0, if it takes too long, or if
-    /// ranks differ in parameters they replicate, in which case the checkpoint is removed.
+    /// If this rank's part has a non-finite parameter; on rank 0, if it takes too long, or if ranks differ in parameters
+    /// they replicate, in which case the checkpoint is removed.
     pub fn completed(&mut self) -> Result<Option<(u64, PathBuf)>, TrainError> {
         let limit = Duration::from_secs(self.config.timeout);
         let Some(save) = &mut self.under_way else { return Ok(None) };
         if let Some(thread) = save.thread.take_if(|thread| thread.is_finished()) {
             let (step, kept) = (save.step, std::mem::take(&mut save.kept));
-            let path = thread.join().expect("writing does not panic").map_err(|error| match error {
-                TrainError::Checkpoint(CheckpointError::NotFinite { parameter, value, .. }) => {
-                    TrainError::NotSaved { step, parameter, value, last_good: self.last_good() }
+            return match thread.join().expect("writing does not panic") {
+                Ok(path) => Ok(path.map(|path| {
+                    self.prune(kept);
+                    (step, path)
+                })),
+                Err(TrainError::Checkpoint(CheckpointError::NotFinite { parameter, value, .. })) => {
+                    Err(TrainError::NotSaved { step, parameter, value, last_good: self.last_good() })
                 }
-                error => error,
-            })?;
-            return Ok(path.map(|path| {
-                self.prune(kept);
-                (step, path)
-            }));
+                Err(TrainError::Checkpoint(error)) if is_of_disk(&error) => {
+                    save.failure = Some(error.into());
+                    Ok(None)
+                }
+                Err(error) => Err(error),
+            };
         }
         if self.rank == 0 && save.thread.is_some() && save.started.elapsed() > limit {
             let what = match &save.missing()[..] {
@@ -181,21 +209,44 @@ impl Saver {
         Ok(None)
     }
 
-    /// Waits until all ranks are done with the checkpoint being written, if there is one; returns as
-    /// [`completed`](Self::completed). A collective: `sum` adds up the values of all ranks. `tell` receives lines about
+    /// Whether this rank's disk has refused its part of the checkpoint being written, also when tried again. All ranks then
+    /// [`skip`](Self::skip) it.
+    pub fn has_failed(&self) -> bool {
+        self.under_way.as_ref().is_some_and(|save| save.failure.is_some())
+    }
+
+    /// Abandons the checkpoint being written. Returns its step, and the error of this rank's disk.
+    pub fn skip(&mut self) -> Option<(u64, Option<TrainError>)> {
+        let save = self.under_way.take()?;
+        save.given_up.store(true, Ordering::Relaxed);
+        self.skipped.retain(|thread| !thread.is_finished());
+        self.skipped.extend(save.thread);
+        if self.rank == 0 {
+            // Its files may fill the disk. A rank that still writes keeps some of them; the next start removes these.
+            let _ = fs::remove_dir_all(self.folder.partial(save.step));
+        }
+        Some((save.step, save.failure))
+    }
+
+    /// Waits until all ranks are done with the checkpoint being written, if there is one, or one has failed to write it;
+    /// returns as [`completed`](Self::completed). A collective: `sum` adds up the values of all ranks. `tell` receives lines about
     /// a long wait, on rank 0.
     pub fn finish(
         &mut self,
         sum: impl Fn(&[f64]) -> Result<Vec<f64>, FsdpError>,
         mut tell: impl FnMut(&str),
-    ) -> Result<Option<(u64, PathBuf)>, TrainError> {
+    ) -> Result<Finished, TrainError> {
         let (mut saved, mut pause, began, mut next) = (None, LOOK[0], Instant::now(), TELL[0]);
         while self.under_way.is_some() {
             saved = saved.or(self.completed()?);
             let Some(save) = &self.under_way else { break };
             let (bytes_written, of) = save.written.bytes();
             let pending = if save.thread.is_some() { 1.0 } else { 0.0 };
-            let sums = sum(&[pending, bytes_written as f64, of as f64])?;
+            let failed = if save.failure.is_some() { 1.0 } else { 0.0 };
+            let sums = sum(&[pending, bytes_written as f64, of as f64, failed])?;
+            if sums[3] > 0.0 {
+                return Ok(Finished { saved, has_failed: true });
+            }
             if sums[0] == 0.0 {
                 self.under_way = None;
                 break;
@@ -215,7 +266,7 @@ impl Saver {
             thread::sleep(pause);
             pause = (2 * pause).min(LOOK[1]);
         }
-        Ok(saved)
+        Ok(Finished { saved, has_failed: false })
     }
 
     /// Removes all but the newest checkpoints, the best ones and the milestones, after any removal already running.
@@ -242,7 +293,27 @@ impl Drop for Saver {
             save.given_up.store(true, Ordering::Relaxed);
             save.thread.map(JoinHandle::join);
         }
+        self.skipped.drain(..).for_each(|thread| drop(thread.join()));
     }
+}
+
+/// Whether an error is one of a disk or network file system, which may be over soon.
+fn is_of_disk(error: &CheckpointError) -> bool {
+    matches!(error, CheckpointError::Write { .. } | CheckpointError::Read { .. })
+}
+
+/// Tries to write three times, unless nobody waits for it any more.
+fn again_and_again<T>(
+    given_up: &AtomicBool,
+    mut write: impl FnMut() -> Result<T, CheckpointError>,
+) -> Result<T, CheckpointError> {
+    for wait in AGAIN {
+        match write() {
+            Err(error) if is_of_disk(&error) && !given_up.load(Ordering::Relaxed) => thread::sleep(wait),
+            other => return other,
+        }
+    }
+    write()
 }
 
 #[cfg(all(test, target_os = "linux"))]

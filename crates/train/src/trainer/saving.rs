@@ -8,6 +8,7 @@ use crate::run::data_mark;
 use crate::run::folder::{CONFIG, RunFolder};
 use crate::run::saver::Saver;
 use crate::run::trained;
+use crate::terminal::to_stderr;
 use checkpoint::{Folder, Index};
 use data::Tokenizer;
 use std::path::PathBuf;
@@ -40,7 +41,7 @@ impl Trainer<'_> {
         (self.is_due, self.saved_at) = (false, started);
         self.job.progress.doing("saving");
         self.comm.note_place(step as u64, "saving");
-        self.finish_saving()?;
+        self.finish_saving(false)?;
         let index = Index {
             step: step as u64,
             seed: train.seed,
@@ -59,14 +60,45 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Waits until the checkpoint being written is complete, if there is one.
-    pub fn finish_saving(&mut self) -> Result<(), TrainError> {
+    /// Waits until the checkpoint being written is complete, if there is one. If a disk refuses it, that is an error only
+    /// with `last`.
+    pub fn finish_saving(&mut self, last: bool) -> Result<(), TrainError> {
         let sum = |values: &[f64]| {
             self.comm.flight().sign_of_life();
             self.fsdp.all_reduce(values)
         };
-        let saved = self.saver.finish(sum, |line| self.recorder.say(line))?;
-        self.tell_saved(saved)
+        let finished = self.saver.finish(sum, |line| self.recorder.say(line))?;
+        self.tell_saved(finished.saved)?;
+        match self.saver.skip().filter(|_| finished.has_failed) {
+            None => Ok(()),
+            Some((_, Some(error))) if last => Err(error),
+            Some((step, None)) if last => {
+                self.fsdp.all_reduce(&[0.0])?; // fails with the rank that has the error, which says it
+                Err(TrainError::NotSavedElsewhere { step })
+            }
+            Some((step, error)) => self.tell_skipped(step, error),
+        }
+    }
+
+    /// Skips the checkpoint being written, which the disk of a rank has refused.
+    pub fn skip_saving(&mut self) -> Result<(), TrainError> {
+        match self.saver.skip() {
+            Some((step, error)) => self.tell_skipped(step, error),
+            None => Ok(()),
+        }
+    }
+
+    /// Reports a skipped checkpoint: the rank with the error says why, and rank 0 notes it among the events.
+    fn tell_skipped(&mut self, step: u64, error: Option<TrainError>) -> Result<(), TrainError> {
+        let rank = self.rank;
+        if let Some(error) = &error {
+            let line =
+                format!("warning: rank {rank}: the checkpoint of step {step} is skipped after three attempts: {error}");
+            self.recorder.warn(&line);
+            to_stderr(&line);
+        }
+        let why = error.map_or("a rank could not write its part".into(), |error| error.to_string());
+        self.recorder.event(step as usize, &format!("skipped the checkpoint: {why}"))
     }
 
     /// Reports a completed checkpoint, and older ones that could not be removed.

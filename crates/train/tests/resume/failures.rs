@@ -299,23 +299,31 @@ fn links_in_a_run_folder_are_not_followed_to_files_that_are_not_the_runs() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_full_disk_ends_the_run_with_its_name_and_is_not_kept_full() {
+fn a_full_disk_costs_a_checkpoint_and_ends_only_a_run_whose_last_one_it_is() {
     let folder = folder_with_text();
-    let args = [TINY, &["--gpus=4", "--steps=100000", "--set=checkpoint.every=500", "--out=run"]].concat();
-    let child = program(folder.path(), &args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    while fs::metadata(folder.path().join("run/metrics.jsonl")).map_or(0, |metrics| metrics.len()) == 0 {
-        sleep(Duration::from_millis(1));
-    }
-    let partial = folder.path().join("run/checkpoints/.step-500.partial");
-    fs::create_dir_all(&partial).unwrap();
-    std::os::unix::fs::symlink("/dev/full", partial.join("rank-2.safetensors")).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let answer = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{answer}");
-    let cause =
-        "error: rank 2: cannot write run/checkpoints/.step-500.partial/rank-2.safetensors: No space left on device";
-    assert!(answer.contains(cause), "{answer}");
-    assert_eq!(checkpoints(&folder.path().join("run")), [""; 0]);
+    let start = |steps: &str, out: &str, full: u64| {
+        let out = format!("--out={out}");
+        let args = [TINY, &["--gpus=4", steps, "--set=checkpoint.every=500", &out]].concat();
+        let child = program(folder.path(), &args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let run = folder.path().join(&out[6..]);
+        while fs::metadata(run.join("metrics.jsonl")).map_or(0, |metrics| metrics.len()) == 0 {
+            sleep(Duration::from_millis(1));
+        }
+        let partial = run.join(format!("checkpoints/.step-{full}.partial"));
+        fs::create_dir_all(&partial).unwrap();
+        std::os::unix::fs::symlink("/dev/full", partial.join("rank-2.safetensors")).unwrap();
+        let output = child.wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap(), checkpoints(&run))
+    };
+    let (code, said, kept) = start("--steps=1000", "run", 500);
+    let cause = "cannot write run/checkpoints/.step-500.partial/rank-2.safetensors: No space left on device";
+    let warning = format!("warning: rank 2: the checkpoint of step 500 is skipped after three attempts: {cause}");
+    assert!(code == Some(0) && said.contains(&warning), "{said}");
+    assert_eq!(kept, ["step-1000"]);
+    let (code, said, kept) = start("--steps=600", "last", 600);
+    let cause = "error: rank 2: cannot write last/checkpoints/.step-600.partial/rank-2.safetensors: No space left";
+    assert!(code == Some(1) && said.contains(cause), "{said}");
+    assert_eq!(kept, ["step-500"]);
 
     // A file size limit is reported in the same way, and does not kill the run.
     let limited = program(folder.path(), &[TINY, &["--steps=1", "--out=limited"]].concat());

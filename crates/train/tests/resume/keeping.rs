@@ -102,7 +102,7 @@ fn with_nan(from: &Path, to: &Path, name: &str) {
         pieces.push((piece, Box::new(values)));
     }
     let partial = folder.partial(index.step);
-    write_rank(&partial, 0, pieces, &Written::default()).unwrap();
+    write_rank(&partial, 0, &pieces, &Written::default()).unwrap();
     // The moments take the parameter's place.
     let entry = partial.join("rank-0.json");
     let mut json: Value = serde_json::from_slice(&fs::read(&entry).unwrap()).unwrap();

@@ -34,7 +34,7 @@ impl<B: 'static> Fsdp<B> {
         };
         let path = folder.step(step);
         self.all(if rank == 0 { begin() } else { Ok(()) }, &path)?;
-        self.all(write_rank(&folder.partial(step), rank, pieces(self.parts()), &Written::default()), &path)?;
+        self.all(write_rank(&folder.partial(step), rank, &pieces(self.parts()), &Written::default()), &path)?;
         let completed = if rank == 0 { folder.complete(step).map(drop) } else { Ok(()) };
         self.all(completed, &path)?;
         Ok(path)

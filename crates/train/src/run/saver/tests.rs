@@ -75,14 +75,14 @@ struct Odd {
 fn write(saver: &mut Saver, step: u64, world_size: usize, odd: Odd) {
     let rank = saver.rank;
     let index = Index { step, world_size, ..Index::default() };
-    saver.write(index, move |_| {
+    saver.write(index, move || {
         let (name, shape) = ("w".into(), vec![world_size]);
         let piece = Piece { name, shape, region: None, offset: rank, len: 1, has_moments: false };
         let values: Values = Box::new(move |_| {
             thread::sleep(if rank == 1 { odd.delay } else { Duration::ZERO });
             vec![if rank == 1 && step == 6 { odd.value } else { 1.0 }]
         });
-        Ok(vec![(piece, values)])
+        (|_: &Path| Ok(()), vec![(piece, values)])
     });
 }
 
@@ -106,8 +106,8 @@ fn on_three_ranks(
         for step in [3, 6] {
             write(&mut saver, step, 3, odd);
             // As in a run: the other ranks are notified before whatever waits for the disk is dropped.
-            let saved = comm.abort_on_failure(|| saver.finish(sum, |line| told.push(line.to_string())))?;
-            assert_eq!(saved, (comm.rank() == 0).then(|| (step, folder.step(step))));
+            let finished = comm.abort_on_failure(|| saver.finish(sum, |line| told.push(line.to_string())))?;
+            assert_eq!(finished.saved, (comm.rank() == 0).then(|| (step, folder.step(step))));
         }
         assert!(saver.pruned(true).is_none());
         Ok(told)
@@ -192,4 +192,34 @@ fn a_rank_whose_disk_is_full_says_so_and_the_others_write_on() {
             }
         }
     }
+}
+
+#[test]
+fn a_checkpoint_that_a_disk_refuses_three_times_is_skipped_by_all_ranks_and_the_next_one_is_written() {
+    let run = tempfile::tempdir().unwrap();
+    let folder = Folder::of_run(run.path());
+    fs::create_dir_all(folder.partial(3)).unwrap();
+    symlink("/dev/full", folder.partial(3).join("rank-1.safetensors")).unwrap();
+    let of_ranks = folder.clone();
+    let skipped = on_ranks(3, move |comm| {
+        let mut saver = saver(of_ranks.clone(), comm.rank(), A_WEEK);
+        let odd = Odd { delay: Duration::ZERO, value: 1.0 };
+        let sum = |values: &[f64]| Ok(comm.all_reduce_numbers(values, comm::Reduce::Sum)?);
+        write(&mut saver, 3, 3, odd);
+        let finished = saver.finish(sum, |_| {})?;
+        assert!(finished.saved.is_none() && finished.has_failed);
+        let skipped = saver.skip();
+        comm.barrier().map_err(fsdp::FsdpError::from)?;
+        write(&mut saver, 6, 3, odd);
+        let finished = saver.finish(sum, |_| {})?;
+        assert!(!finished.has_failed && saver.skip().is_none());
+        assert_eq!(finished.saved.is_some(), comm.rank() == 0);
+        Ok::<_, TrainError>(skipped.map(|(step, error)| (step, error.map(|error| error.to_string()))))
+    });
+    for (rank, skipped) in skipped.into_iter().enumerate() {
+        let (step, error) = skipped.expect("all ranks skip it");
+        assert_eq!((step, error.is_some()), (3, rank == 1));
+        assert!(error.is_none_or(|error| error.contains("rank-1.safetensors: No space left on device")));
+    }
+    assert_eq!(folder.list().unwrap(), [(6, folder.step(6))]);
 }
