@@ -127,6 +127,9 @@ fn train(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
         if is_over || stop || is_best || trainer.is_due(done) {
             trainer.save(done, loss, val_loss)?;
         }
+        if every(job.config.resilience.memory_every) && !is_over && !stop {
+            trainer.save_in_memory(done, loss, val_loss)?;
+        }
         // A run that is out of patience has ended, even if it was asked to stop in the meantime.
         if stop && !ends_early {
             trainer.finish_saving(true)?;
@@ -168,6 +171,8 @@ struct Trainer<'a> {
     /// Tokens trained on so far, over all ranks.
     tokens: u64,
     saver: Saver,
+    /// Of checkpoints in memory.
+    memory: Option<Saver>,
     /// Whether a checkpoint is due as soon as a step is not skipped.
     is_due: bool,
     /// When the last checkpoint, or else this process, was started.
@@ -227,6 +232,7 @@ impl<'a> Trainer<'a> {
             job,
             rank,
             saver: saving::saver(job, &folder, rank)?,
+            memory: saving::memory(job, rank)?,
             recorder: reporting::recorder(job, &folder, rank, batches.micro_batch_size())?,
             maker: BatchMaker::new(&job.config, job.data.end_of_text(), parallel.sequences, &device),
             device,

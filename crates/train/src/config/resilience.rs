@@ -15,4 +15,8 @@ pub struct ResilienceConfig {
     /// go first, then `ep`, `cp`, `pp` and `tp`. The next start with all devices uses the whole layout again. null
     /// requires all ranks.
     pub min_gpus: Option<usize>,
+    /// Steps between checkpoints in the memory of this machine (/dev/shm), from which a restart goes on if they are newer
+    /// than those on disk; 0 keeps none. Two of them must fit in the memory, and they need `restarts` and a run on one
+    /// machine.
+    pub memory_every: usize,
 }

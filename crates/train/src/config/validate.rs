@@ -124,6 +124,11 @@ impl Config {
     fn validate_resilience(&self) -> Result<(), TrainError> {
         require(self.resilience.min_gpus != Some(0), || {
             "resilience.min_gpus is 0: give at least 1, or null to require all ranks".into()
+        })?;
+        require(self.resilience.memory_every == 0 || self.resilience.restarts > 0, || {
+            "resilience.memory_every is without effect, because only a restart reads checkpoints in memory: give \
+             resilience.restarts too, or leave it out"
+                .into()
         })
     }
 

@@ -12,6 +12,8 @@ use std::{env, fs, thread};
 
 /// The environment variable with the folder of the supervisor, where an attempt leaves its files.
 pub(crate) const FOLDER: &str = "KILN_SUPERVISOR";
+/// The environment variable with the folder of checkpoints in memory, if there are any.
+pub(crate) const MEMORY: &str = "KILN_MEMORY";
 /// The environment variable with the number of the attempt, from 1.
 pub(crate) const NUMBER: &str = "KILN_ATTEMPT";
 /// The environment variable that says why this attempt was started, unless it is the first.
@@ -51,6 +53,11 @@ pub(crate) fn is_supervised() -> bool {
 /// The number of this attempt, from 1; 1 without a supervisor.
 pub(crate) fn number() -> usize {
     env::var(NUMBER).ok().and_then(|number| number.parse().ok()).unwrap_or(1)
+}
+
+/// The folder of checkpoints in memory.
+pub(crate) fn memory() -> Option<PathBuf> {
+    env::var_os(MEMORY).map(PathBuf::from)
 }
 
 /// Why the supervisor has started the run again.

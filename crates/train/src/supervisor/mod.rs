@@ -11,6 +11,7 @@
 //! holds no data and no device.
 
 mod causes;
+mod memory;
 mod process;
 mod rules;
 
@@ -25,6 +26,7 @@ use crate::run::folder::RunFolder;
 use crate::run::options::RunOptions;
 use crate::terminal::to_stderr;
 use checkpoint::Folder;
+use memory::Memory;
 use process::{Attempt, Running};
 use rules::{Failure, Next, Rules};
 use std::env;
@@ -39,6 +41,7 @@ use std::process::ExitCode;
 pub(crate) fn supervise(config: &Config, options: &RunOptions) -> Result<ExitCode, TrainError> {
     let run = options.reserve()?;
     let supervised = Supervised {
+        memory: Memory::new(config, &run)?,
         checkpoint: newest(&run),
         names_run: options.out.as_ref() == Some(&run),
         run,
@@ -58,6 +61,7 @@ pub(crate) fn supervise(config: &Config, options: &RunOptions) -> Result<ExitCod
 /// A supervised run.
 struct Supervised {
     run: PathBuf,
+    memory: Option<Memory>,
     /// The newest checkpoint in the run's folder when the supervisor began.
     checkpoint: Option<PathBuf>,
     /// The command line.
@@ -86,6 +90,7 @@ impl Supervised {
             if !told {
                 to_stderr(&format!("error: {error}"));
             }
+            self.rescue();
             let newest = newest(&self.run);
             let failure = Failure { begun, step: last_step(&self.run) + 1, saved: newest != before, error };
             self.log(&format!("step {}: {}", failure.step, failure.error));
@@ -129,7 +134,25 @@ impl Supervised {
         if !self.names_run {
             args.extend(["--out".into(), self.run.clone().into_os_string()]);
         }
-        Attempt { args, number, restarted, folder: self.folder() }
+        Attempt {
+            args,
+            number,
+            restarted,
+            folder: self.folder(),
+            memory: self.memory.as_ref().map(|memory| memory.path().into()),
+        }
+    }
+
+    /// Copies a newer checkpoint in memory to the disk.
+    fn rescue(&self) {
+        let Some(memory) = &self.memory else { return };
+        let line = match memory.rescue(&self.run) {
+            Ok(None) => return,
+            Ok(Some(step)) => format!("the checkpoint of step {step} is rescued from memory"),
+            Err(error) => format!("warning: no checkpoint is rescued from memory: {error}"),
+        };
+        to_stderr(&line);
+        self.log(&line);
     }
 
     /// Where an attempt leaves its files for the supervisor.

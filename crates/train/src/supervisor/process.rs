@@ -1,7 +1,7 @@
 //! The process of an attempt.
 
 use crate::error::TrainError;
-use crate::host::attempt::{self, Ended, FOLDER, NUMBER, RESTARTED};
+use crate::host::attempt::{self, Ended, FOLDER, MEMORY, NUMBER, RESTARTED};
 use std::env;
 use std::ffi::OsString;
 use std::fs;
@@ -26,6 +26,8 @@ pub(super) struct Attempt {
     pub restarted: Option<String>,
     /// Where it leaves its files for the supervisor.
     pub folder: PathBuf,
+    /// Where it keeps checkpoints in memory, if it does.
+    pub memory: Option<PathBuf>,
 }
 
 /// How the process has ended.
@@ -83,6 +85,7 @@ impl Attempt {
         command.args(&self.args).env(FOLDER, &self.folder).env(NUMBER, self.number.to_string()).env_remove(RESTARTED);
         // In a process group of its own, so that the supervisor passes each signal on once.
         command.arg0(env::args_os().next().unwrap_or_default()).process_group(0);
+        command.env_remove(MEMORY).envs(self.memory.iter().map(|folder| (MEMORY, folder)));
         command.envs(self.restarted.iter().map(|why| (RESTARTED, why)));
         end_with_parent(&mut command);
         let mut child = command.spawn().map_err(failed)?;

@@ -4,6 +4,7 @@ use super::{Job, Trainer};
 use crate::config::{CheckpointConfig, Config};
 use crate::error::TrainError;
 use crate::hints;
+use crate::host::attempt;
 use crate::run::data_mark;
 use crate::run::folder::{CONFIG, RunFolder};
 use crate::run::saver::Saver;
@@ -33,8 +34,7 @@ impl Trainer<'_> {
 
     /// Starts saving the run after `step` steps, once the previous checkpoint is complete.
     pub fn save(&mut self, step: usize, loss: f64, val_loss: Option<f64>) -> Result<(), TrainError> {
-        let Config { train, parallel, checkpoint, .. } = &self.job.config;
-        if checkpoint.keep == 0 {
+        if self.job.config.checkpoint.keep == 0 {
             return Ok(());
         }
         let started = Instant::now();
@@ -42,7 +42,33 @@ impl Trainer<'_> {
         self.job.progress.doing("saving");
         self.comm.note_place(step as u64, "saving");
         self.finish_saving(false)?;
-        let index = Index {
+        let index = self.index(step, loss, val_loss);
+        self.saver.start(self.fsdp.state(), index);
+        self.checkpoint_seconds += started.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Starts saving the run in memory, once the previous checkpoint there is complete. Where there is no room, the run goes
+    /// on without.
+    pub fn save_in_memory(&mut self, step: usize, loss: f64, val_loss: Option<f64>) -> Result<(), TrainError> {
+        let Some(memory) = self.memory.as_mut().filter(|_| self.skips == 0) else { return Ok(()) };
+        let finished = memory.finish(|values| self.fsdp.all_reduce(values), |_| {})?;
+        if finished.has_failed {
+            if let Some((_, Some(error))) = memory.skip() {
+                to_stderr(&format!("warning: rank {}: no more checkpoints in memory: {error}", self.rank));
+            }
+            self.memory = None;
+            return Ok(());
+        }
+        let index = self.index(step, loss, val_loss);
+        self.memory.iter_mut().for_each(|memory| memory.start(self.fsdp.state(), index.clone()));
+        Ok(())
+    }
+
+    /// What is known of the run after `step` steps.
+    fn index(&self, step: usize, loss: f64, val_loss: Option<f64>) -> Index {
+        let Config { train, parallel, .. } = &self.job.config;
+        Index {
             step: step as u64,
             seed: train.seed,
             tokens: self.tokens,
@@ -54,10 +80,7 @@ impl Trainer<'_> {
             world_size: parallel.gpus,
             strategy: parallel.describe(),
             ..Index::default()
-        };
-        self.saver.start(self.fsdp.state(), index);
-        self.checkpoint_seconds += started.elapsed().as_secs_f64();
-        Ok(())
+        }
     }
 
     /// Waits until the checkpoint being written is complete, if there is one. If a disk refuses it, that is an error only
@@ -121,19 +144,37 @@ impl Trainer<'_> {
     }
 }
 
-/// Creates the saver. Rank 0, which completes the checkpoints, adds configuration and tokenizer, and also writes the
-/// tokenizer to the run's folder.
+/// Creates the saver of checkpoints on disk. Rank 0, which completes them, also writes the tokenizer to the run's folder.
 pub(super) fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver, TrainError> {
-    let mut files = vec![];
-    if rank == 0 {
-        let kept = job.resume.as_ref().and_then(|resume| resume.tokenizer.clone());
-        files = kept.or(job.data.tokenizer.as_ref().map(Tokenizer::files)).unwrap_or_default();
-        if !files.is_empty() {
-            folder.write_tokenizer(&files)?;
-        }
-        files.push((CONFIG.into(), job.whole.to_yaml().into_bytes()));
-        files.push(data_mark::file(&job.config.data.source, &job.data)?);
-        files.extend(job.resume.as_ref().and_then(|resume| trained::file(&resume.trained, &job.config.train)));
+    let tokenizer = if rank == 0 { tokenizer(job) } else { vec![] };
+    if !tokenizer.is_empty() {
+        folder.write_tokenizer(&tokenizer)?;
     }
+    let files = files(job, rank)?;
     Ok(Saver::new(Folder::of_run(folder.path()), rank, job.config.checkpoint.clone(), files))
+}
+
+/// Creates the saver of checkpoints in memory, if there are any.
+pub(super) fn memory(job: &Job, rank: usize) -> Result<Option<Saver>, TrainError> {
+    let folder = attempt::memory().filter(|_| job.config.resilience.memory_every > 0);
+    let config = CheckpointConfig { keep: 1, keep_every: 0, ..job.config.checkpoint.clone() };
+    folder.map(|folder| Ok(Saver::new(Folder::of_run(&folder), rank, config, files(job, rank)?))).transpose()
+}
+
+/// The tokenizer's files, as names and contents.
+fn tokenizer(job: &Job) -> Vec<(String, Vec<u8>)> {
+    let kept = job.resume.as_ref().and_then(|resume| resume.tokenizer.clone());
+    kept.or(job.data.tokenizer.as_ref().map(Tokenizer::files)).unwrap_or_default()
+}
+
+/// The files that rank 0 adds to each checkpoint: tokenizer, configuration and marks of the data.
+fn files(job: &Job, rank: usize) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
+    if rank != 0 {
+        return Ok(vec![]);
+    }
+    let mut files = tokenizer(job);
+    files.push((CONFIG.into(), job.whole.to_yaml().into_bytes()));
+    files.push(data_mark::file(&job.config.data.source, &job.data)?);
+    files.extend(job.resume.as_ref().and_then(|resume| trained::file(&resume.trained, &job.config.train)));
+    Ok(files)
 }

@@ -105,6 +105,30 @@ fn a_run_that_has_lost_devices_goes_on_with_fewer_ranks_and_then_with_all() {
     check_folder(folder.path(), "refused");
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_killed_run_goes_on_from_a_checkpoint_in_memory_that_is_newer_than_that_on_disk() {
+    let folder = folder_with_text();
+    succeed(folder.path(), &[TINY, RUN, &["--steps=14", "--out=undisturbed"]].concat());
+    let memory = ["--steps=14", "--restarts=1", "--set=resilience.memory_every=1", "--set=checkpoint.every=100"];
+    let output = with_faults(folder.path(), "kill:step=9,rank=2,attempt=1", &[&memory], "run");
+    let told = said(&output);
+    assert!(output.status.success(), "{told}");
+    let rescued = |line: &str| {
+        line.strip_prefix("the checkpoint of step ")?.strip_suffix(" is rescued from memory")?.parse().ok()
+    };
+    let step: usize = told.lines().find_map(rescued).unwrap_or_else(|| panic!("{told}"));
+    // The last one may not be whole.
+    assert!((6..=8).contains(&step), "{told}");
+    assert_eq!(losses(&folder.path().join("run")), losses(&folder.path().join("undisturbed")));
+    check_folder(folder.path(), "run");
+    let left = fs::read_dir("/dev/shm").unwrap().flatten().map(|entry| entry.path().join("checkpoints"));
+    let is_of_this_run = |path: &std::path::PathBuf| path.join("step-13").exists();
+    assert!(!left.into_iter().any(|path| is_of_this_run(&path)), "memory is left full");
+    let refused = with_faults(folder.path(), "", &[&["--set=resilience.memory_every=1"]], "refused");
+    assert!(said(&refused).contains("give resilience.restarts too"), "{}", said(&refused));
+}
+
 #[test]
 fn what_no_restart_can_help_is_not_restarted() {
     let folder = folder_with_text();
