@@ -3,18 +3,21 @@
 //! expected results. `tests/mpi/run.sh` runs all properties.
 
 use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
-use comm::{Collective, CommError, Communicator, Kind, MpiWorld, Reduce, Timeouts, run_ranks_on_machines};
+use comm::{
+    Collective, CommError, Communicator, HierarchicalEngine, Kind, MpiWorld, Reduce, Timeouts, run_ranks_on_machines,
+};
 use std::collections::BTreeSet;
 use std::process::ExitCode;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 type Property = fn(&Communicator) -> Result<(), CommError>;
 
 /// The properties, each with the time that a rank waits for the others in a call; until all have met, it waits [`PATIENCE`].
-const PROPERTIES: [(&str, Property, Duration); 11] = [
+const PROPERTIES: [(&str, Property, Duration); 12] = [
     ("collectives", collectives, PATIENCE),
+    ("small_parts", small_parts, PATIENCE),
     ("mismatch", mismatch, PATIENCE),
     ("abort", abort, PATIENCE),
     ("under_way", under_way, PATIENCE),
@@ -63,7 +66,15 @@ fn main() -> ExitCode {
         None => world,
     };
     MACHINES.set(world.machines().to_vec()).expect("set once");
-    if let Err(failure) = world.run(Device::flex(), Timeouts { init: PATIENCE, call }, |comm| property(&comm)) {
+    let timeouts = Timeouts { init: PATIENCE, call };
+    let result = match name.as_str() {
+        "small_parts" => {
+            let engine = HierarchicalEngine::saving(Arc::new(world.engine(Device::flex(), timeouts)), 0);
+            property(&Communicator::new(engine)).map_err(|error| error.to_string())
+        }
+        _ => world.run(Device::flex(), timeouts, |comm| property(&comm)).map_err(|failure| failure.to_string()),
+    };
+    if let Err(failure) = result {
         eprintln!("{failure}");
         world.abort_process(1);
     }
@@ -157,6 +168,29 @@ fn in_step(comm: &Communicator) -> Result<(), CommError> {
         assert_eq!(sum, [(0..n).sum::<usize>() as f32, (n * round) as f32], "round {round} on rank {rank}");
     }
     Ok(())
+}
+
+/// Small parts arrive whole and in order, in two steps even on few ranks, with and without headers.
+fn small_parts(comm: &Communicator) -> Result<(), CommError> {
+    let (rank, n) = (comm.rank(), comm.world_size());
+    let group = comm.split(0)?;
+    for round in 0..100 {
+        if round == 50 {
+            group.expect_agreement();
+        }
+        // In the last rounds, one part is too large for two steps.
+        let len = |from: usize, to: usize| match (from, to) {
+            (1, 2) if round % 50 > 40 => 5_000,
+            _ => (from * 7 + to * 3 + round) % 11,
+        };
+        let part = |from: usize, to: usize| floats(len(from, to), from * n + to);
+        let rows = Tensor::cat((0..n).map(|to| part(rank, to)).collect(), 0);
+        let (came, counts) = group.all_to_all(rows, &(0..n).map(|to| len(rank, to)).collect::<Vec<_>>())?;
+        assert_eq!(counts, (0..n).map(|from| len(from, rank)).collect::<Vec<_>>());
+        let expected = Tensor::cat((0..n).map(|from| part(from, rank)).collect(), 0);
+        assert_eq!(came.into_data(), expected.into_data());
+    }
+    in_step(&group)
 }
 
 /// Mismatched calls give the same error on every rank, and the ranks can continue.

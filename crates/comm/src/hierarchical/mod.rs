@@ -2,6 +2,8 @@
 
 mod all_to_all;
 mod machines;
+#[cfg(test)]
+mod tests;
 
 use crate::engine::Metered;
 use crate::{Collective, CommError, Cost, Engine, Payload, Reduce, Signature, Summands};
@@ -33,7 +35,7 @@ use std::sync::{Arc, OnceLock};
 /// | `all_reduce` | the steps of both | 2 (1 - 1/H) F | 2 g (1 - 1/H) F |
 /// | `all_reduce` of up to 32 KiB | inside, across | g (H - 1) F | g (H - 1) g F |
 /// | `broadcast` | across in the root's column, inside | F, except on the root's machine | g F |
-/// | `all_to_all` with parts of up to 32 KiB | inside, across | the same, in g times fewer messages | |
+/// | `all_to_all` of parts up to 8 KiB, if (H - 1)(g - 1) is 32 or more | inside, across | the same, in g times fewer messages | |
 ///
 /// The other calls take one step: their bytes cross once in any case.
 ///
@@ -66,6 +68,8 @@ pub struct HierarchicalEngine {
     /// This rank's machine and place.
     machine: usize,
     place: usize,
+    /// The number of messages that a rank must save in an `all_to_all` in two steps.
+    fewest_saved: usize,
     /// Created in the first call that needs them: many groups only send and receive.
     levels: OnceLock<Levels>,
 }
@@ -82,10 +86,16 @@ impl HierarchicalEngine {
     /// Returns an engine with two levels over the ranks of `flat`. Returns `flat` itself unless its ranks are on several
     /// machines, the same number on each and more than one.
     pub fn over(flat: Arc<dyn Engine>) -> Arc<dyn Engine> {
+        Self::saving(flat, all_to_all::FEWEST_SAVED)
+    }
+
+    /// Does the same as [`over`](Self::over), with another number of messages that an `all_to_all` in two steps must save.
+    #[doc(hidden)]
+    pub fn saving(flat: Arc<dyn Engine>, fewest_saved: usize) -> Arc<dyn Engine> {
         match Machines::of(flat.world_size(), |rank| flat.machine(rank)) {
             Some(machines) => {
                 let (machine, place) = machines.find(flat.rank());
-                Arc::new(Self { flat, machines, machine, place, levels: OnceLock::new() })
+                Arc::new(Self { flat, machines, machine, place, fewest_saved, levels: OnceLock::new() })
             }
             None => flat,
         }
@@ -160,7 +170,7 @@ impl Engine for HierarchicalEngine {
     fn exchange(&self, signature: &Signature, parts: Vec<Option<Payload>>) -> Metered<Vec<Option<Payload>>> {
         match signature.collective {
             Collective::Broadcast(root) => self.broadcast(signature, root, parts),
-            Collective::AllToAll => self.all_to_all(signature, parts),
+            Collective::AllToAll if self.saved_messages() >= self.fewest_saved => self.all_to_all(signature, parts),
             _ => self.flat.exchange(signature, parts),
         }
     }
@@ -223,7 +233,7 @@ impl Engine for HierarchicalEngine {
     }
 
     fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError> {
-        self.flat.split(members).map(Self::over)
+        self.flat.split(members).map(|flat| Self::saving(flat, self.fewest_saved))
     }
 
     fn abort(&self, reason: &str) {
