@@ -2,6 +2,7 @@
 
 use crate::format::quoted;
 use crate::hints;
+use crate::host::attempt::Cause;
 use crate::program;
 use checkpoint::CheckpointError;
 use comm::RankFailure;
@@ -215,9 +216,29 @@ pub enum TrainError {
     Waited { failure: Box<RankFailure<TrainError>>, told: String },
 }
 
-/// Advice on a rank's failure, if its cause is known; CubeCL reports an allocation that fails by a panic.
+impl TrainError {
+    /// The cause, for a supervisor.
+    pub(crate) fn cause(&self) -> Cause {
+        match self {
+            Self::NotFinite { .. } | Self::Skipped { .. } => Cause::NonFinite,
+            Self::Rank(failure) | Self::Waited { failure, .. } => match &**failure {
+                RankFailure::Failed { source, .. } => source.cause(),
+                failure if is_out_of_memory(failure) => Cause::OutOfMemory,
+                _ => Cause::Other,
+            },
+            _ => Cause::Other,
+        }
+    }
+}
+
+/// Whether a device had too little memory; CubeCL reports it by a panic.
+fn is_out_of_memory(failure: &RankFailure<TrainError>) -> bool {
+    failure.to_string().contains("out of device memory")
+}
+
+/// Advice on a rank's failure, if its cause is known.
 fn remedy(failure: &RankFailure<TrainError>) -> &'static str {
-    if failure.to_string().contains("out of device memory") {
+    if is_out_of_memory(failure) {
         "\n\nThe device has too little memory. What helps: a smaller train.micro_batch_size, \
          --set parallel.activation_checkpointing=full, or more ranks with --strategy full_shard."
     } else {

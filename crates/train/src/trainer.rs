@@ -10,6 +10,7 @@ pub(crate) mod recorder;
 mod reporting;
 mod sampling;
 mod saving;
+mod stragglers;
 mod validating;
 pub(crate) mod validation;
 pub(crate) mod vocabulary;
@@ -20,7 +21,7 @@ use crate::config::learning_rate::learning_rate;
 use crate::config::{Config, OnNonFinite, TrainConfig};
 use crate::error::TrainError;
 use crate::format::count;
-use crate::host::device;
+use crate::host::{attempt, device};
 use crate::plan::units::{units, update_selection_biases};
 use crate::run::folder::RunFolder;
 use crate::run::resume::Resume;
@@ -191,6 +192,9 @@ struct Trainer<'a> {
     /// The lowest validation loss; only with `train.patience`.
     lowest: Option<Lowest>,
     pace: Pace,
+    busy: stragglers::Busy,
+    /// Whether the user was warned that memory is nearly full.
+    told_of_memory: bool,
     /// The steps whose operations were timed.
     profile: Vec<StepProfile>,
 }
@@ -260,6 +264,8 @@ impl<'a> Trainer<'a> {
                 .filter(|_| job.config.train.patience.is_some())
                 .and_then(|resume| resume.lowest),
             pace: Pace::default(),
+            busy: stragglers::Busy::default(),
+            told_of_memory: false,
             profile: vec![],
         })
     }
@@ -269,9 +275,9 @@ impl<'a> Trainer<'a> {
         self.job.progress.doing("in this step");
         self.job.flights.begin_step();
         self.comm.note_place(step as u64 + 1, "start");
-        let is_nan = self.job.faults.strike(step + 1, self.rank)?;
         let Config { train, optim, .. } = &self.job.config;
         let started = Instant::now();
+        let is_nan = self.job.faults.strike(step + 1, self.rank)?;
         let lr = learning_rate(optim, step, train.steps);
         self.comm.note_place(step as u64 + 1, "waiting for data");
         let Next { micro_batches, mut weights, counts, waited } = self.next_batches(step)?;
@@ -299,7 +305,7 @@ impl<'a> Trainer<'a> {
         }
         let done = step + 1;
         match &report.non_finite {
-            Some(at) if train.on_non_finite == OnNonFinite::Stop => {
+            Some(at) if train.on_non_finite == OnNonFinite::Stop && !attempt::skips(done) => {
                 self.finish_saving(false)?;
                 let (what, last_good) = (describe(&report, at), self.saver.last_good());
                 return Err(TrainError::NotFinite { step: done, what, last_good });
@@ -314,6 +320,8 @@ impl<'a> Trainer<'a> {
         let tokens = self.batches.step_tokens(step) as u64;
         self.tokens += tokens;
         self.pace.add(started.elapsed(), tokens);
+        self.compare_ranks(done, started.elapsed())?;
+        self.watch_memory(done)?;
         let metrics = self.step_metrics(done, lr, &report, counts, [started.elapsed(), waited]);
         self.recorder.step(&metrics, tell, self.stop)?;
         if let Some(at) = &report.non_finite {

@@ -33,6 +33,8 @@ struct State {
     last_event: Instant,
     /// The last sign of life beside them.
     last_sign: Instant,
+    /// Time that the rank's own thread has spent in calls.
+    in_calls: Duration,
     place: Option<NotedPlace>,
     aborted: Option<(Instant, String)>,
     /// The rank's own thread: the one that noted a place or made the first call.
@@ -114,6 +116,7 @@ impl FlightRecorder {
             ended: VecDeque::new(),
             last_event: now,
             last_sign: now,
+            in_calls: Duration::ZERO,
             place: None,
             aborted: None,
             own_thread: None,
@@ -162,6 +165,9 @@ impl FlightRecorder {
         state.last_event = at;
         if let Some(place) = state.open.iter().position(|entry| entry.id == call.id) {
             let entry = Entry { left: Some(at), outcome: Some(outcome), ..state.open.swap_remove(place) };
+            if state.own_thread == Some(entry.thread) {
+                state.in_calls += at - entry.entered;
+            }
             match state.ended.len() {
                 0 => state.ended.reserve_exact(CAPACITY),
                 CAPACITY => drop(state.ended.pop_front()),
@@ -182,6 +188,11 @@ impl FlightRecorder {
     pub fn silence(&self) -> Duration {
         let state = self.lock();
         state.last_event.max(state.last_sign).elapsed()
+    }
+
+    /// Returns the time that the rank's own thread has spent in calls so far: mostly waiting for others.
+    pub fn time_in_calls(&self) -> Duration {
+        self.lock().in_calls
     }
 
     pub(crate) fn note_place(&self, step: u64, what: &'static str) {

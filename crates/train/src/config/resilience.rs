@@ -15,6 +15,11 @@ pub struct ResilienceConfig {
     /// go first, then `ep`, `cp`, `pp` and `tp`. The next start with all devices uses the whole layout again. null
     /// requires all ranks.
     pub min_gpus: Option<usize>,
+    /// Whether a restart after memory ran out halves the micro-batch: the same global batch in more micro-batches.
+    pub dynamic_batch: bool,
+    /// Whether a restart skips a step whose loss or gradient was not finite in three attempts (with
+    /// `train.on_non_finite: stop`).
+    pub skip_non_finite: bool,
     /// Steps between checkpoints in the memory of this machine (/dev/shm), from which a restart goes on if they are newer
     /// than those on disk; 0 keeps none. Two of them must fit in the memory, and they need `restarts` and a run on one
     /// machine.

@@ -3,6 +3,7 @@
 //! An exit code is not enough. With a lost host, `mpirun` of Open MPI 5.0 exits with 0; and a code does not say whether a
 //! run had begun.
 
+use crate::allocator::note_failure;
 use crate::atomic_write::write_whole;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -16,6 +17,8 @@ pub(crate) const FOLDER: &str = "KILN_SUPERVISOR";
 pub(crate) const MEMORY: &str = "KILN_MEMORY";
 /// The environment variable with the number of the attempt, from 1.
 pub(crate) const NUMBER: &str = "KILN_ATTEMPT";
+/// The environment variable with the steps that are skipped if they are not finite, separated by commas.
+pub(crate) const SKIPPED: &str = "KILN_SKIP_STEPS";
 /// The environment variable that says why this attempt was started, unless it is the first.
 pub(crate) const RESTARTED: &str = "KILN_RESTARTED";
 
@@ -23,6 +26,8 @@ pub(crate) const RESTARTED: &str = "KILN_RESTARTED";
 const RESULT: &str = "result.json";
 /// The file whose contents change while the process lives.
 const ALIVE: &str = "alive";
+/// The file that is there if an allocation has failed.
+const NO_MEMORY: &str = "no-memory";
 /// The file with the number of devices of the first attempt.
 const DEVICES: &str = "devices";
 /// Time between signs of life.
@@ -41,8 +46,21 @@ pub(crate) enum Ended {
     Failed {
         /// Whether the ranks had been started: what fails before is an invalid configuration or missing data.
         begun: bool,
+        cause: Cause,
         error: String,
     },
+}
+
+/// A cause of a failure about which a supervisor can do something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Cause {
+    /// A step's loss or gradient was not finite.
+    NonFinite,
+    /// A device had too little memory.
+    OutOfMemory,
+    /// Anything else.
+    Other,
 }
 
 /// Whether a supervisor has started this process.
@@ -69,6 +87,7 @@ pub(crate) fn why_restarted() -> Option<String> {
 pub(crate) fn begin() {
     HAS_BEGUN.store(true, Ordering::Relaxed);
     let Some(folder) = folder() else { return };
+    note_failure(&folder.join(NO_MEMORY));
     thread::spawn(move || {
         for beat in 0_u64.. {
             let _ = fs::write(folder.join(ALIVE), beat.to_string());
@@ -93,8 +112,19 @@ pub(crate) fn ended_well() {
 }
 
 /// Notes that the run has failed.
-pub(crate) fn failed(error: &str) {
-    write(&Ended::Failed { begun: HAS_BEGUN.load(Ordering::Relaxed), error: error.into() });
+pub(crate) fn failed(error: &str, cause: Cause) {
+    write(&Ended::Failed { begun: HAS_BEGUN.load(Ordering::Relaxed), cause, error: error.into() });
+}
+
+/// Whether a step is skipped if its loss or gradient is not finite.
+pub(crate) fn skips(step: usize) -> bool {
+    let steps = env::var(SKIPPED).unwrap_or_default();
+    steps.split(',').any(|skipped| skipped.parse() == Ok(step))
+}
+
+/// Whether a failed allocation has ended the attempt.
+pub(crate) fn had_no_memory(folder: &Path) -> bool {
+    folder.join(NO_MEMORY).exists()
 }
 
 /// The first process to fail says why.
@@ -120,7 +150,7 @@ pub(crate) fn sign_of_life(folder: &Path) -> Option<String> {
 
 /// Removes what an attempt has said.
 pub(crate) fn clear(folder: &Path) {
-    [RESULT, ALIVE].iter().for_each(|name| drop(fs::remove_file(folder.join(name))));
+    [RESULT, ALIVE, NO_MEMORY].iter().for_each(|name| drop(fs::remove_file(folder.join(name))));
 }
 
 /// Removes the folder of a supervisor.

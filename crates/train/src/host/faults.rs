@@ -25,6 +25,8 @@ enum Kind {
     Slow(u64),
     /// The rank's gradients are NaN.
     Nan,
+    /// An allocation of the rank fails.
+    Oom,
     /// The rank's device is gone. It returns an error, and later attempts have a device less, until the attempt with this
     /// number.
     Lost { back: Option<usize> },
@@ -93,6 +95,7 @@ impl Faults {
                 },
                 Kind::Slow(milliseconds) => thread::sleep(Duration::from_millis(milliseconds)),
                 Kind::Nan => nan = true,
+                Kind::Oom => drop(std::hint::black_box(Vec::<u8>::with_capacity(isize::MAX as usize / 2))),
             }
         }
         Ok(nan)
@@ -113,7 +116,7 @@ fn fault(text: &str) -> Result<Fault, TrainError> {
     let wrong = |what: &str| {
         TrainError::Fault(format!(
             "{FAULTS} has `{text}`, {what}: give KIND:KEY=N,... separated by `;`, where KIND is panic, error, kill, stop, hang, slow, \
-             nan or lost, and KEY is step, rank, attempt, and with slow ms, with lost back; such as \
+             nan, oom or lost, and KEY is step, rank, attempt, and with slow ms, with lost back; such as \
              `panic:step=20,rank=1,attempt=1`"
         ))
     };
@@ -140,6 +143,7 @@ fn fault(text: &str) -> Result<Fault, TrainError> {
         "hang" => Kind::Hang,
         "slow" => Kind::Slow(ms.unwrap_or(1000) as u64),
         "nan" => Kind::Nan,
+        "oom" => Kind::Oom,
         "lost" => {
             attempt = attempt.or(Some(1));
             Kind::Lost { back }

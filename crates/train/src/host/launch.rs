@@ -1,7 +1,7 @@
 //! How a run's ranks are started: as threads of this process, or as processes started by `mpirun`.
 
 use crate::error::TrainError;
-use crate::host::attempt;
+use crate::host::attempt::{self, Cause};
 use crate::host::device::Devices;
 use crate::terminal::to_stderr;
 #[cfg(feature = "mpi")]
@@ -94,8 +94,9 @@ impl Launch {
             // The text may contain names from files.
             to_stderr(&format!("error: {whose}{error}"));
         };
+        let cause = error.downcast_ref().map_or(Cause::Other, TrainError::cause);
         let Some(world) = &self.mpi else {
-            attempt::failed(&error.to_string());
+            attempt::failed(&error.to_string(), cause);
             say(String::new());
             return ExitCode::FAILURE;
         };
@@ -105,7 +106,7 @@ impl Launch {
             thread::sleep(AFTER_RANK_0);
         }
         let names_a_rank = matches!(error.downcast_ref(), Some(TrainError::Rank(_) | TrainError::Waited { .. }));
-        attempt::failed(&error.to_string());
+        attempt::failed(&error.to_string(), cause);
         say(if names_a_rank { String::new() } else { format!("rank {}: ", world.rank()) });
         world.abort_process(1)
     }

@@ -7,7 +7,7 @@
 
 use crate::atomic_write::{read_regular, write_whole};
 use crate::error::TrainError;
-use crate::host::attempt;
+use crate::host::attempt::{self, Cause};
 use crate::host::signals;
 use crate::program;
 use crate::run::folder::RunFolder;
@@ -127,7 +127,7 @@ impl Flights {
                 if attempt::is_supervised() && shortest > dead && !done.load(Ordering::Relaxed) {
                     flights.write();
                     let error = TrainError::Silent { seconds: shortest.as_secs() }.to_string();
-                    attempt::failed(&error);
+                    attempt::failed(&error, Cause::Other);
                     to_stderr(&format!("error: {error}"));
                     process::exit(1);
                 }

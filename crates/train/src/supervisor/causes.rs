@@ -6,11 +6,12 @@ use std::fs;
 /// Describes the end of a killed process; `out_of_memory` if the kernel killed one for want of memory in the meantime.
 pub(super) fn describe(end: &End, out_of_memory: bool) -> String {
     match end.signal {
-        _ if end.was_dead => "the process gave no sign of life for a minute (stopped, or its machine has no memory left)".into(),
+        _ if end.was_dead => {
+            "the process gave no sign of life for a minute (stopped, or its machine has no memory left)".into()
+        }
+        _ if end.had_no_memory => "the process could not allocate memory: there is none, or a limit is reached".into(),
         Some(libc::SIGKILL) if out_of_memory => {
-            "the kernel has killed the process because there was not enough memory (SIGKILL): lower train.micro_batch_size, \
-             or use more machines"
-                .into()
+            "the kernel has killed the process because there was not enough memory (SIGKILL)".into()
         }
         Some(signal) => format!("the process was killed by {}", name(signal)),
         None => format!("the process has ended with code {} and without a message", end.code.unwrap_or(0)),

@@ -18,9 +18,10 @@ mod rules;
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::format::quoted;
-use crate::host::attempt::{self, Ended};
+use crate::host::attempt::{self, Cause, Ended};
 use crate::host::machine;
 use crate::host::signals::{self, INTERRUPTED};
+use crate::plan::memory_check;
 use crate::program;
 use crate::run::folder::RunFolder;
 use crate::run::options::RunOptions;
@@ -40,7 +41,9 @@ use std::process::ExitCode;
 /// exit code of the last attempt.
 pub(crate) fn supervise(config: &Config, options: &RunOptions) -> Result<ExitCode, TrainError> {
     let run = options.reserve()?;
-    let supervised = Supervised {
+    let mut supervised = Supervised {
+        config: config.clone(),
+        skipped: vec![],
         memory: Memory::new(config, &run)?,
         checkpoint: newest(&run),
         names_run: options.out.as_ref() == Some(&run),
@@ -53,7 +56,7 @@ pub(crate) fn supervise(config: &Config, options: &RunOptions) -> Result<ExitCod
     if let Err(error) = signals::handle(move || handler.signal()) {
         to_stderr(&format!("warning: Ctrl-C stops the supervisor only: {error}"));
     }
-    let code = supervised.attempts(Rules::new(config.resilience.restarts), &running);
+    let code = supervised.attempts(Rules::new(config.resilience.restarts, config.resilience.skip_non_finite), &running);
     supervised.clean();
     code
 }
@@ -61,6 +64,10 @@ pub(crate) fn supervise(config: &Config, options: &RunOptions) -> Result<ExitCod
 /// A supervised run.
 struct Supervised {
     run: PathBuf,
+    /// The configuration of the next attempt.
+    config: Config,
+    /// The steps that are skipped if they are not finite.
+    skipped: Vec<u64>,
     memory: Option<Memory>,
     /// The newest checkpoint in the run's folder when the supervisor began.
     checkpoint: Option<PathBuf>,
@@ -73,7 +80,7 @@ struct Supervised {
 }
 
 impl Supervised {
-    fn attempts(&self, mut rules: Rules, running: &Running) -> Result<ExitCode, TrainError> {
+    fn attempts(&mut self, mut rules: Rules, running: &Running) -> Result<ExitCode, TrainError> {
         let mut restarted = None;
         for number in 1.. {
             let (before, kills) = (newest(&self.run), causes::oom_kills());
@@ -82,41 +89,75 @@ impl Supervised {
             if running.was_signalled() {
                 return Ok(code(INTERRUPTED));
             }
-            let (begun, error, told) = match &ended.result {
+            let killed_for_memory = causes::oom_kills() > kills;
+            let (begun, cause, error) = match &ended.result {
                 Some(Ended::Well) => return Ok(code(0)),
-                Some(Ended::Failed { begun, error }) => (*begun, error.replace('\n', "; "), true),
-                None => (true, causes::describe(&ended, causes::oom_kills() > kills), false),
+                Some(Ended::Failed { begun, cause, error }) => (*begun, *cause, error.replace('\n', "; ")),
+                None => {
+                    let error = causes::describe(&ended, killed_for_memory);
+                    to_stderr(&format!("error: {error}"));
+                    let no_memory = ended.had_no_memory || killed_for_memory && ended.signal == Some(libc::SIGKILL);
+                    (true, if no_memory { Cause::OutOfMemory } else { Cause::Other }, error)
+                }
             };
-            if !told {
-                to_stderr(&format!("error: {error}"));
-            }
             self.rescue();
             let newest = newest(&self.run);
-            let failure = Failure { begun, step: last_step(&self.run) + 1, saved: newest != before, error };
-            self.log(&format!("step {}: {}", failure.step, failure.error));
+            let step = last_step(&self.run) + 1;
+            self.log(&format!("step {step}: {error}"));
+            let change = match self.smaller_batch(cause) {
+                Ok(change) => change,
+                Err(table) => {
+                    self.give_up(&format!(
+                        "step {step} does not fit into memory with one sequence at a time:\n{table}"
+                    ));
+                    return Ok(code(1));
+                }
+            };
+            let (saved, non_finite) = (newest != before, cause == Cause::NonFinite);
+            let failure = Failure { begun, step, saved, non_finite, changed: change.is_some(), error };
             match rules.after(&failure) {
-                Next::Restart { number, of, wait } => {
+                Next::Restart { number, of, wait, skip } => {
+                    let skips = skip.map(|step| format!("step {step} will be skipped if it is not finite again"));
+                    self.skipped.extend(skip);
                     let from = newest.map_or("from the beginning".into(), |path| format!("from {}", path.display()));
-                    let line = format!("restart {number} of {of} in {:.1} s, {from}", wait.as_secs_f64());
+                    let changes: String = change.iter().chain(&skips).map(|change| format!("; {change}")).collect();
+                    let line = format!("restart {number} of {of} in {:.1} s, {from}{changes}", wait.as_secs_f64());
                     to_stderr(&line);
                     self.log(&line);
-                    restarted =
-                        Some(format!("restart {number} of {of}, after step {}: {}", failure.step - 1, failure.error));
+                    let why = format!("restart {number} of {of}, after step {}: {}{changes}", step - 1, failure.error);
+                    restarted = Some(why);
                     if running.sleep(wait) {
                         return Ok(ExitCode::from(INTERRUPTED));
                     }
                 }
                 Next::GiveUp(why) => {
-                    if let Some(why) = why {
-                        let line = format!("error: {why}{}", self.how_to_resume());
-                        to_stderr(&line);
-                        self.log(&line);
-                    }
+                    why.iter().for_each(|why| self.give_up(&format!("{why}{}", self.how_to_resume())));
                     return Ok(code(1));
                 }
             }
         }
         unreachable!("restarts end")
+    }
+
+    fn give_up(&self, why: &str) {
+        let line = format!("error: {why}");
+        to_stderr(&line);
+        self.log(&line);
+    }
+
+    /// Halves the micro-batch if memory ran out and the configuration asks for it, and says so. If it is one sequence,
+    /// returns a table of what takes memory.
+    fn smaller_batch(&mut self, cause: Cause) -> Result<Option<String>, String> {
+        if cause != Cause::OutOfMemory || !self.config.resilience.dynamic_batch {
+            return Ok(None);
+        }
+        let size = self.config.micro_batch_size();
+        if size == 1 {
+            return Err(memory_check::table_of(&self.config));
+        }
+        let smaller = size / 2;
+        self.config.train.micro_batch_size = Some(smaller);
+        Ok(Some(format!("train.micro_batch_size is {smaller} instead of {size}, with the same global batch")))
     }
 
     /// The process of the next attempt.
@@ -131,6 +172,9 @@ impl Supervised {
             // A run that has not made a step is replaced.
             let _ = fs::write(RunFolder::at(&self.run).metrics(), "");
         }
+        if let (Some(size), true) = (self.config.train.micro_batch_size, self.config.resilience.dynamic_batch) {
+            args.push(format!("--set=train.micro_batch_size={size}").into());
+        }
         if !self.names_run {
             args.extend(["--out".into(), self.run.clone().into_os_string()]);
         }
@@ -139,6 +183,7 @@ impl Supervised {
             number,
             restarted,
             folder: self.folder(),
+            skipped: self.skipped.clone(),
             memory: self.memory.as_ref().map(|memory| memory.path().into()),
         }
     }

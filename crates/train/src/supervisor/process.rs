@@ -1,7 +1,7 @@
 //! The process of an attempt.
 
 use crate::error::TrainError;
-use crate::host::attempt::{self, Ended, FOLDER, MEMORY, NUMBER, RESTARTED};
+use crate::host::attempt::{self, Ended, FOLDER, MEMORY, NUMBER, RESTARTED, SKIPPED};
 use std::env;
 use std::ffi::OsString;
 use std::fs;
@@ -26,6 +26,8 @@ pub(super) struct Attempt {
     pub restarted: Option<String>,
     /// Where it leaves its files for the supervisor.
     pub folder: PathBuf,
+    /// The steps to skip if they are not finite.
+    pub skipped: Vec<u64>,
     /// Where it keeps checkpoints in memory, if it does.
     pub memory: Option<PathBuf>,
 }
@@ -37,6 +39,8 @@ pub(super) struct End {
     pub signal: Option<i32>,
     /// Whether the supervisor has killed it, because it gave no sign of life.
     pub was_dead: bool,
+    /// Whether an allocation of it has failed.
+    pub had_no_memory: bool,
     /// What it says itself.
     pub result: Option<Ended>,
 }
@@ -86,6 +90,8 @@ impl Attempt {
         // In a process group of its own, so that the supervisor passes each signal on once.
         command.arg0(env::args_os().next().unwrap_or_default()).process_group(0);
         command.env_remove(MEMORY).envs(self.memory.iter().map(|folder| (MEMORY, folder)));
+        let skipped: Vec<String> = self.skipped.iter().map(u64::to_string).collect();
+        command.env(SKIPPED, skipped.join(","));
         command.envs(self.restarted.iter().map(|why| (RESTARTED, why)));
         end_with_parent(&mut command);
         let mut child = command.spawn().map_err(failed)?;
@@ -109,7 +115,8 @@ impl Attempt {
         };
         running.set(None);
         let code = status.code().map(|code| u8::try_from(code).unwrap_or(1));
-        Ok(End { code, signal: status.signal(), was_dead, result: attempt::ended(&self.folder) })
+        let (had_no_memory, result) = (attempt::had_no_memory(&self.folder), attempt::ended(&self.folder));
+        Ok(End { code, signal: status.signal(), was_dead, had_no_memory, result })
     }
 }
 

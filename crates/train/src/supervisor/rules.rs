@@ -22,6 +22,10 @@ pub(super) struct Failure {
     pub step: u64,
     /// Whether the attempt saved a checkpoint.
     pub saved: bool,
+    /// Whether the step's loss or gradient was not finite.
+    pub non_finite: bool,
+    /// Whether the next attempt differs, so that it may succeed.
+    pub changed: bool,
     pub error: String,
 }
 
@@ -32,6 +36,8 @@ pub(super) enum Next {
         number: usize,
         of: usize,
         wait: Duration,
+        /// The step to skip from now on if it is not finite.
+        skip: Option<u64>,
     },
     /// With the reason, unless the failure itself says enough.
     GiveUp(Option<String>),
@@ -41,6 +47,8 @@ pub(super) enum Next {
 #[derive(Debug)]
 pub(super) struct Rules {
     most: usize,
+    /// Whether a step that is not finite again and again is skipped.
+    skips: bool,
     restarts: usize,
     /// Failures since the last checkpoint.
     without_progress: u32,
@@ -49,9 +57,9 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    /// Allows `most` restarts.
-    pub fn new(most: usize) -> Self {
-        Self { most, restarts: 0, without_progress: 0, same: None }
+    /// Allows `most` restarts; `skips` skips a step that is not finite again and again.
+    pub fn new(most: usize, skips: bool) -> Self {
+        Self { most, skips, restarts: 0, without_progress: 0, same: None }
     }
 
     pub fn after(&mut self, failure: &Failure) -> Next {
@@ -63,8 +71,9 @@ impl Rules {
             Some((step, before, times)) if step == failure.step && before == error => times + 1,
             _ => 1,
         };
-        self.same = Some((failure.step, error, times));
-        if times == SAME {
+        self.same = Some((failure.step, error, times)).filter(|_| !failure.changed);
+        let skip = (times == SAME && failure.non_finite && self.skips).then_some(failure.step);
+        if times == SAME && !failure.changed && skip.is_none() {
             let step = failure.step;
             return Next::GiveUp(Some(format!(
                 "step {step} has failed {SAME} times in a row in the same way, so no restart will help"
@@ -78,7 +87,7 @@ impl Rules {
         self.without_progress = if failure.saved { 0 } else { self.without_progress + 1 };
         let wait = FIRST_WAIT * 2_u32.saturating_pow(self.without_progress.saturating_sub(1)).min(1 << 16);
         let jitter = rand::rng().random_range(1.0 - JITTER..=1.0 + JITTER);
-        Next::Restart { number: self.restarts, of: self.most, wait: wait.min(LONGEST_WAIT).mul_f64(jitter) }
+        Next::Restart { number: self.restarts, of: self.most, wait: wait.min(LONGEST_WAIT).mul_f64(jitter), skip }
     }
 }
 
@@ -100,7 +109,7 @@ mod tests {
     use super::*;
 
     fn failure(step: u64, error: &str, saved: bool) -> Failure {
-        Failure { begun: true, step, saved, error: error.into() }
+        Failure { begun: true, step, saved, non_finite: false, changed: false, error: error.into() }
     }
 
     /// The wait in whole seconds, jitter aside.
@@ -114,7 +123,7 @@ mod tests {
 
     #[test]
     fn waits_double_up_to_a_minute_and_begin_again_after_a_checkpoint() {
-        let mut rules = Rules::new(100);
+        let mut rules = Rules::new(100, false);
         let waits: Vec<_> = (0..8).map(|step| wait(rules.after(&failure(step, "lost", false)))).collect();
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(wait(rules.after(&failure(9, "lost", true))), 1);
@@ -124,7 +133,7 @@ mod tests {
 
     #[test]
     fn the_same_error_at_the_same_step_three_times_in_a_row_ends_the_run() {
-        let mut rules = Rules::new(100);
+        let mut rules = Rules::new(100, false);
         for (step, error) in [(7, "rank 1: late by 3 s"), (7, "rank 1: late by 12 s"), (8, "rank 1: late by 3 s")] {
             wait(rules.after(&failure(step, error, true)));
         }
@@ -135,11 +144,31 @@ mod tests {
 
     #[test]
     fn what_fails_before_it_begins_is_not_restarted_and_restarts_end() {
-        let mut rules = Rules::new(1);
+        let mut rules = Rules::new(1, false);
         let invalid = Failure { begun: false, ..failure(1, "invalid", false) };
         assert_eq!(rules.after(&invalid), Next::GiveUp(None));
         wait(rules.after(&failure(1, "lost", false)));
         let Next::GiveUp(Some(why)) = rules.after(&invalid) else { panic!() };
         assert_eq!(why, "the run has failed again after 1 restart (resilience.restarts)");
+    }
+
+    #[test]
+    fn a_step_that_is_not_finite_three_times_is_skipped_if_that_is_allowed() {
+        let nan = Failure { non_finite: true, ..failure(7, "NaN", false) };
+        let after_three = |skips| {
+            let mut rules = Rules::new(100, skips);
+            let nexts: Vec<Next> = (0..3).map(|_| rules.after(&nan)).collect();
+            let skipped = |next: &Next| match next {
+                Next::Restart { skip, .. } => Some(*skip),
+                Next::GiveUp(_) => None,
+            };
+            nexts.iter().map(skipped).collect::<Vec<_>>()
+        };
+        assert_eq!(after_three(true), [Some(None), Some(None), Some(Some(7))]);
+        assert_eq!(after_three(false), [Some(None), Some(None), None]);
+        // Another micro-batch may fit.
+        let mut rules = Rules::new(100, false);
+        let changed = Failure { changed: true, ..failure(7, "no memory", false) };
+        assert!((0..9).all(|_| wait(rules.after(&changed)) > 0));
     }
 }

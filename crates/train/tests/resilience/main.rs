@@ -130,6 +130,50 @@ fn a_killed_run_goes_on_from_a_checkpoint_in_memory_that_is_newer_than_that_on_d
 }
 
 #[test]
+fn a_run_without_memory_goes_on_with_smaller_micro_batches_and_one_that_is_nan_again_and_again_skips_the_step() {
+    let folder = folder_with_text();
+    let batch = ["--steps=8", "--gpus=2", "--set=train.micro_batch_size=4"];
+    succeed(folder.path(), &[TINY, RUN, &batch, &["--out=undisturbed"]].concat());
+    let undisturbed = losses(&folder.path().join("undisturbed"));
+    let dynamic = ["--restarts=2", "--set=resilience.dynamic_batch=true"];
+    let faults = "oom:step=5,rank=1,attempt=1; oom:step=5,rank=0,attempt=2";
+    let output = with_faults(folder.path(), faults, &[&batch, &dynamic], "run");
+    let told = said(&output);
+    assert!(output.status.success(), "{told}");
+    for part in [
+        "the process could not allocate memory",
+        "train.micro_batch_size is 2 instead of 4, with the same global batch",
+        "train.micro_batch_size is 1 instead of 2",
+    ] {
+        assert!(told.contains(part), "no `{part}` in {told}");
+    }
+    for (found, expected) in losses(&folder.path().join("run")).iter().zip(&undisturbed) {
+        assert!((found - expected).abs() <= 1e-6 * expected, "{found}, not {expected}");
+    }
+    let output = with_faults(folder.path(), "oom:step=5,rank=1", &[&batch, &dynamic, &["--restarts=9"]], "small");
+    let told = said(&output);
+    let expected = "step 5 does not fit into memory with one sequence at a time:\n";
+    assert!(output.status.code() == Some(1) && told.contains(expected) && told.contains("activations"), "{told}");
+
+    let skip = ["--restarts=3", "--set=resilience.skip_non_finite=true"];
+    let output = with_faults(folder.path(), "nan:step=5,rank=1", &[&batch, &skip], "nan");
+    let told = said(&output);
+    assert!(output.status.success() && told.contains("step 5 will be skipped if it is not finite again"), "{told}");
+    let events = events(&folder.path().join("nan"));
+    assert!(events.iter().any(|event| event.starts_with("skipped: ")), "{events:?}");
+    let finite: Vec<f64> =
+        metrics(&folder.path().join("nan")).iter().filter_map(|line| line["loss"].as_f64()).collect();
+    assert_eq!((finite.len(), &finite[..4]), (7, &undisturbed[..4]));
+}
+
+#[test]
+fn a_rank_that_is_slow_is_named() {
+    let folder = folder_with_text();
+    let output = with_faults(folder.path(), "slow:step=1,rank=2,ms=60", &[&["--steps=21"]], "run");
+    assert!(said(&output).contains("warning: rank 2 is a straggler: it computed "), "{}", said(&output));
+}
+
+#[test]
 fn what_no_restart_can_help_is_not_restarted() {
     let folder = folder_with_text();
     let fails = |faults: &str, args: &[&str], out: &str| {

@@ -54,32 +54,56 @@ pub fn of_host() -> Option<Available> {
     of_linux(Path::new("/"))
 }
 
-/// The same for a Linux whose files are under `root`: the smaller of the kernel's own estimate and what remains below
+/// The fullest of the machine's memory and the limits of this process's control groups: the used fraction, and what it is
+/// a fraction of. `None` if the system does not report it.
+pub fn fullest() -> Option<(f64, &'static str)> {
+    fullest_of_linux(Path::new("/"))
+}
+
+fn fullest_of_linux(root: &Path) -> Option<(f64, &'static str)> {
+    let used = |memory: &Limited| 1.0 - memory.left as f64 / memory.limit.max(1) as f64;
+    let fullest = limits(root)?.into_iter().max_by(|a, b| used(a).total_cmp(&used(b)))?;
+    let of = if fullest.is_machine { "this machine's memory" } else { "the memory limit of this container" };
+    Some((used(&fullest), of))
+}
+
+/// [`of_host`] for a Linux whose files are under `root`: the smaller of the kernel's own estimate and what remains below
 /// the limits of this process's control groups. A container is killed at its own limit, not at the machine's.
 fn of_linux(root: &Path) -> Option<Available> {
+    let least = limits(root)?.into_iter().min_by_key(|memory| (memory.left, !memory.is_machine))?;
+    let source = if least.is_machine { "this machine has" } else { "the limit of this container leaves" };
+    Some(Available { bytes: least.left, source })
+}
+
+/// Memory with a limit.
+struct Limited {
+    left: u64,
+    limit: u64,
+    is_machine: bool,
+}
+
+/// The machine's memory, and the limits of this process's control groups.
+fn limits(root: &Path) -> Option<Vec<Limited>> {
     let read = |path: &str| fs::read_to_string(root.join(path)).ok();
-    let machine = field(&read("proc/meminfo")?, "MemAvailable:")?.saturating_mul(1024);
-    let machine = Available { bytes: machine, source: "this machine has" };
-    let groups = read("proc/self/cgroup").unwrap_or_default();
-    let leaves = groups.lines().filter_map(|line| {
+    let machine = read("proc/meminfo")?;
+    let bytes = |name: &str| Some(field(&machine, name)?.saturating_mul(1024));
+    let left = bytes("MemAvailable:")?;
+    let mut limits = vec![Limited { left, limit: bytes("MemTotal:").unwrap_or(left), is_machine: true }];
+    for line in read("proc/self/cgroup").unwrap_or_default().lines() {
         let mut parts = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (parts.next()?, parts.next()?);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
         let (base, version) = match controllers {
             "" => ("sys/fs/cgroup", &V2),
             _ if controllers.split(',').any(|controller| controller == "memory") => ("sys/fs/cgroup/memory", &V1),
-            _ => return None,
+            _ => continue,
         };
         // Inside a container the path may be the host's; the group itself is then the base. Limits of parent groups
         // also apply.
         let group: PathBuf = root.join(base).join(path.trim_start_matches('/'));
-        group
-            .ancestors()
-            .take_while(|group| group.starts_with(root.join(base)))
-            .filter_map(|group| version.leaves(group))
-            .min()
-    });
-    let container = leaves.min().map(|bytes| Available { bytes, source: "the limit of this container leaves" });
-    container.into_iter().chain([machine]).min_by_key(|available| available.bytes)
+        let groups = group.ancestors().take_while(|group| group.starts_with(root.join(base)));
+        limits.extend(groups.filter_map(|group| version.limited(group)));
+    }
+    Some(limits)
 }
 
 /// File names of a control group version.
@@ -95,13 +119,13 @@ const V1: Version =
 const V2: Version = Version { limit: "memory.max", usage: "memory.current", cache: "inactive_file" };
 
 impl Version {
-    /// Memory that remains below a group's limit; `None` if there is no limit (`max`) or no such group.
-    fn leaves(&self, group: &Path) -> Option<u64> {
+    /// A group's limit, and what remains below it; `None` if there is no limit (`max`) or no such group.
+    fn limited(&self, group: &Path) -> Option<Limited> {
         let read = |name: &str| fs::read_to_string(group.join(name)).ok();
         let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
         let (limit, used) = (number(self.limit)?, number(self.usage)?);
         let cache = read("memory.stat").and_then(|stat| field(&stat, self.cache)).unwrap_or(0);
-        Some(limit.saturating_sub(used.saturating_sub(cache)))
+        Some(Limited { left: limit.saturating_sub(used.saturating_sub(cache)), limit, is_machine: false })
     }
 }
 
@@ -115,14 +139,29 @@ fn field(text: &str, name: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn machine(files: &[(&str, &str)]) -> Option<Available> {
+    fn files(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = root.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        of_linux(root.path())
+        root
+    }
+
+    fn machine(of: &[(&str, &str)]) -> Option<Available> {
+        of_linux(files(of).path())
+    }
+
+    #[test]
+    fn the_fullest_of_machine_and_container_is_named_with_its_share() {
+        let group = ("proc/self/cgroup", "0::/a\n");
+        let (limit, used) = (("sys/fs/cgroup/a/memory.max", "1000\n"), ("sys/fs/cgroup/a/memory.current", "930\n"));
+        let stat = ("sys/fs/cgroup/a/memory.stat", "inactive_file 10\n");
+        assert_eq!(fullest_of_linux(files(&[MEMINFO]).path()), Some((0.5, "this machine's memory")));
+        let container = fullest_of_linux(files(&[MEMINFO, group, limit, used, stat]).path());
+        assert_eq!(container, Some((0.92, "the memory limit of this container")));
+        assert_eq!(fullest_of_linux(files(&[]).path()), None);
     }
 
     const MEMINFO: (&str, &str) = ("proc/meminfo", "MemTotal: 2000 kB\nMemFree: 10 kB\nMemAvailable:    1000 kB\n");

@@ -114,6 +114,13 @@ fn judge(
     }
 }
 
+/// What takes the most of a memory in a run whose ranks are threads, as a table.
+pub(crate) fn table_of(config: &Config) -> String {
+    let machine = Machine { ranks: config.parallel.gpus, devices: 1, threads: true };
+    let needs = need::of_run(config, machine);
+    needs.iter().max_by(|a, b| a.of_all.total().total_cmp(&b.of_all.total())).map_or(String::new(), table)
+}
+
 /// The rows in GB, per rank and for all ranks that share the memory.
 fn table(need: &Need) -> String {
     let all = match need.ranks {
