@@ -8,6 +8,7 @@ use crate::commands::export::{self, ExportArgs};
 use crate::commands::generate::{self, GenerateArgs};
 use crate::commands::import::{self, ImportArgs};
 use crate::commands::inspect::{self, InspectArgs};
+use crate::commands::launch::{self, LaunchArgs};
 use crate::commands::logits::{self, LogitsArgs};
 use crate::commands::man::{self, ManArgs};
 use crate::commands::plan::{self, PlanArgs};
@@ -15,7 +16,7 @@ use crate::commands::prepare::{self, PrepareArgs};
 use crate::commands::presets::{self, PresetsArgs};
 use crate::commands::profile::{self, ProfileArgs};
 use crate::commands::report::{self, ReportArgs};
-use crate::commands::train::{TrainArgs, launch};
+use crate::commands::train::{self, TrainArgs};
 use crate::config::{add_family, has_added};
 use crate::error::TrainError;
 use crate::host::launch::Launch;
@@ -59,6 +60,7 @@ enum Command {
     Eval(EvalArgs),
     Inspect(InspectArgs),
     Report(ReportArgs),
+    Launch(LaunchArgs),
     Doctor(DoctorArgs),
     Import(ImportArgs),
     Export(ExportArgs),
@@ -124,11 +126,8 @@ fn run() -> ExitCode {
     if let Err(error) = Simd::asked_for() {
         return Launch::threads().fail(&TrainError::Device(error));
     }
-    let Some(command) = cli.command else { return launch(&cli.train) };
-    match command.run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => Launch::threads().fail(&*error),
-    }
+    let Some(command) = cli.command else { return train::launch(&cli.train) };
+    command.run().unwrap_or_else(|error| Launch::threads().fail(&*error))
 }
 
 /// The whole command line.
@@ -144,7 +143,7 @@ fn command() -> clap::Command {
 }
 
 impl Command {
-    fn run(&self) -> Result<(), Box<dyn Error>> {
+    fn run(&self) -> Result<ExitCode, Box<dyn Error>> {
         match self {
             Self::Config(args) => config::run(&args.train.shown()?, args.json),
             Self::Presets(args) => presets::run(args)?,
@@ -156,12 +155,13 @@ impl Command {
             Self::Inspect(args) => inspect::run(args)?,
             Self::Report(args) => report::run(args)?,
             Self::Doctor(args) => doctor::run(args)?,
+            Self::Launch(args) => return Ok(launch::run(args)?),
             Self::Import(args) => import::run(args)?,
             Self::Export(args) => export::run(args)?,
             Self::Logits(args) => logits::run(args)?,
             Self::Completions(args) => completions::run(args, command()),
             Self::Man(args) => man::run(args, command())?,
         }
-        Ok(())
+        Ok(ExitCode::SUCCESS)
     }
 }

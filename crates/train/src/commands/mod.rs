@@ -9,6 +9,7 @@ pub mod export;
 pub mod generate;
 pub mod import;
 pub mod inspect;
+pub mod launch;
 pub mod logits;
 pub mod man;
 pub mod plan;

@@ -13,7 +13,7 @@ use crate::program;
 use crate::run::folder::{CONFIG, run_of};
 use crate::run::options::RunOptions;
 use crate::run::resume::{self, Start, Verification};
-use crate::supervisor;
+use crate::supervisor::{self, Threads};
 use crate::terminal::{say, to_stderr};
 use crate::trainer::Outcome;
 use crate::training::train_launched;
@@ -23,6 +23,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use fsdp::Strategy;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::env;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -117,9 +118,10 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
     let (config, options) = args.resolve(launch.processes())?;
     if config.resilience.restarts > 0 && !args.dry_run && !attempt::is_supervised() {
         match launch.processes() {
-            None => return Ok(supervisor::supervise(&config, &options)?),
+            None => return Ok(supervisor::supervise(&config, &options, env::args_os().skip(1).collect(), &Threads)?),
             Some(_) if launch.has_rank_0() => to_stderr(
-                "warning: resilience.restarts is without effect: mpirun has started the ranks, and only it can start them again",
+                "warning: resilience.restarts is without effect: mpirun has started the ranks, and only it can start them again; start the run with \
+                 `launch`",
             ),
             Some(_) => {}
         }
@@ -183,7 +185,7 @@ fn print(outcome: &Outcome, steps: usize, how_to_resume: Option<String>) {
 impl TrainArgs {
     /// The configuration, and a name for the run. `processes` is the number of processes that `mpirun` started, which
     /// are the ranks.
-    fn resolve(&self, processes: Option<usize>) -> Result<(Config, RunOptions), TrainError> {
+    pub(crate) fn resolve(&self, processes: Option<usize>) -> Result<(Config, RunOptions), TrainError> {
         let whole = if processes.is_some() { Verification::Index } else { Verification::EveryByte };
         let find = |which: &PathBuf| resume::find(which, self.out.as_deref(), self.model.as_deref(), whole);
         let (resume, again_in) = match self.resume.as_ref().map(find).transpose()? {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use std::{env, thread};
 
 /// The environment variable with the faults.
-const FAULTS: &str = "KILN_FAULTS";
+pub(crate) const FAULTS: &str = "KILN_FAULTS";
 
 /// What happens.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -37,9 +37,31 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Runs the command line of this process in attempts until one ends well, or until restarting makes no sense. Returns the
+/// How the process of an attempt is started.
+pub(crate) trait Start {
+    /// The program and what precedes the run's own arguments. Called before each attempt; `run` is the run's folder.
+    fn command(&self, config: &Config, run: &Path) -> Result<Vec<OsString>, TrainError>;
+}
+
+/// This program, whose threads are the ranks.
+pub(crate) struct Threads;
+
+impl Start for Threads {
+    fn command(&self, _: &Config, _: &Path) -> Result<Vec<OsString>, TrainError> {
+        let program = env::current_exe();
+        let program = program.map_err(|source| TrainError::Supervisor { what: "find the program", source })?;
+        Ok(vec![program.into_os_string()])
+    }
+}
+
+/// Runs the arguments `args` of a run in attempts until one ends well, or until restarting makes no sense. Returns the
 /// exit code of the last attempt.
-pub(crate) fn supervise(config: &Config, options: &RunOptions) -> Result<ExitCode, TrainError> {
+pub(crate) fn supervise(
+    config: &Config,
+    options: &RunOptions,
+    args: Vec<OsString>,
+    start: &dyn Start,
+) -> Result<ExitCode, TrainError> {
     let run = options.reserve()?;
     let mut supervised = Supervised {
         config: config.clone(),
@@ -48,7 +70,7 @@ pub(crate) fn supervise(config: &Config, options: &RunOptions) -> Result<ExitCod
         checkpoint: newest(&run),
         names_run: options.out.as_ref() == Some(&run),
         run,
-        args: env::args_os().skip(1).collect(),
+        args,
         resumes: options.resume.is_some(),
     };
     let running = Running::default();
@@ -56,7 +78,8 @@ pub(crate) fn supervise(config: &Config, options: &RunOptions) -> Result<ExitCod
     if let Err(error) = signals::handle(move || handler.signal()) {
         to_stderr(&format!("warning: Ctrl-C stops the supervisor only: {error}"));
     }
-    let code = supervised.attempts(Rules::new(config.resilience.restarts, config.resilience.skip_non_finite), &running);
+    let code =
+        supervised.attempts(Rules::new(config.resilience.restarts, config.resilience.skip_non_finite), start, &running);
     supervised.clean();
     code
 }
@@ -80,11 +103,13 @@ struct Supervised {
 }
 
 impl Supervised {
-    fn attempts(&mut self, mut rules: Rules, running: &Running) -> Result<ExitCode, TrainError> {
+    fn attempts(&mut self, mut rules: Rules, start: &dyn Start, running: &Running) -> Result<ExitCode, TrainError> {
         let mut restarted = None;
         for number in 1.. {
             let (before, kills) = (newest(&self.run), causes::oom_kills());
-            let ended = self.attempt(number, restarted.take()).run(running)?;
+            self.make_folder()?;
+            let program = start.command(&self.config, &self.run)?;
+            let ended = self.attempt(program, number, restarted.take()).run(running)?;
             let code = |otherwise| ExitCode::from(ended.code.unwrap_or(otherwise));
             if running.was_signalled() {
                 return Ok(code(INTERRUPTED));
@@ -161,7 +186,7 @@ impl Supervised {
     }
 
     /// The process of the next attempt.
-    fn attempt(&self, number: usize, restarted: Option<String>) -> Attempt {
+    fn attempt(&self, program: Vec<OsString>, number: usize, restarted: Option<String>) -> Attempt {
         let mut args = self.args.clone();
         // A later option takes precedence. Until the run has a checkpoint of its own, the command line says what it
         // begins from.
@@ -179,6 +204,7 @@ impl Supervised {
             args.extend(["--out".into(), self.run.clone().into_os_string()]);
         }
         Attempt {
+            program,
             args,
             number,
             restarted,
@@ -203,6 +229,14 @@ impl Supervised {
     /// Where an attempt leaves its files for the supervisor.
     fn folder(&self) -> PathBuf {
         RunFolder::at(&self.run).supervisor()
+    }
+
+    /// Makes the folder for the attempt's files, empty but for what outlives an attempt.
+    fn make_folder(&self) -> Result<(), TrainError> {
+        let path = self.folder();
+        fs::create_dir_all(&path).map_err(|source| TrainError::RunFolder { path: path.clone(), source })?;
+        attempt::clear(&path);
+        Ok(())
     }
 
     /// Writes a line with the time to `logs/supervisor.txt`. A log that cannot be written must not end a run.

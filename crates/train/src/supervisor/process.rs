@@ -4,7 +4,6 @@ use crate::error::TrainError;
 use crate::host::attempt::{self, Ended, FOLDER, MEMORY, NUMBER, RESTARTED, SKIPPED};
 use std::env;
 use std::ffi::OsString;
-use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::Command;
@@ -19,6 +18,8 @@ const DEAD: Duration = Duration::from_secs(60);
 
 /// The process to start.
 pub(super) struct Attempt {
+    /// The program, and what precedes the arguments.
+    pub program: Vec<OsString>,
     pub args: Vec<OsString>,
     /// Its number, from 1.
     pub number: usize,
@@ -81,14 +82,19 @@ impl Running {
 impl Attempt {
     /// Starts the process and waits for its end.
     pub fn run(self, running: &Running) -> Result<End, TrainError> {
-        let failed = |source| TrainError::Supervisor { what: "start the program again", source };
-        fs::create_dir_all(&self.folder)
-            .map_err(|source| TrainError::RunFolder { path: self.folder.clone(), source })?;
-        attempt::clear(&self.folder);
-        let mut command = Command::new(env::current_exe().map_err(failed)?);
-        command.args(&self.args).env(FOLDER, &self.folder).env(NUMBER, self.number.to_string()).env_remove(RESTARTED);
+        let failed = |source| TrainError::Supervisor { what: "start the program", source };
+        let mut command = Command::new(&self.program[0]);
+        command
+            .args(&self.program[1..])
+            .args(&self.args)
+            .env(FOLDER, &self.folder)
+            .env(NUMBER, self.number.to_string())
+            .env_remove(RESTARTED);
         // In a process group of its own, so that the supervisor passes each signal on once.
-        command.arg0(env::args_os().next().unwrap_or_default()).process_group(0);
+        command.process_group(0);
+        if self.program.len() == 1 {
+            command.arg0(env::args_os().next().unwrap_or_default()); // for the commands in messages
+        }
         command.env_remove(MEMORY).envs(self.memory.iter().map(|folder| (MEMORY, folder)));
         let skipped: Vec<String> = self.skipped.iter().map(u64::to_string).collect();
         command.env(SKIPPED, skipped.join(","));

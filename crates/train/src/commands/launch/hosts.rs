@@ -1,0 +1,210 @@
+//! The machines of a run, and what is checked on each before it starts.
+
+use crate::format::{count, quoted};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How long a machine may take to answer.
+const ANSWER: Duration = Duration::from_secs(20);
+/// How far clocks may be apart: metrics and records of several machines are compared by their times.
+const CLOCKS: f64 = 2.0;
+
+/// A machine of a host file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Host {
+    pub name: String,
+    /// Number of processes that it may run.
+    pub slots: usize,
+}
+
+/// Reads a host file of Open MPI: a line `NAME slots=N` for each machine, `#` for comments.
+///
+/// # Errors
+/// A message that names the file and the line.
+pub(super) fn read(file: &Path) -> Result<Vec<Host>, String> {
+    let text = fs::read_to_string(file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+    parse(&text).map_err(|(line, why)| format!("{}, line {line}: {why}", file.display()))
+}
+
+fn parse(text: &str) -> Result<Vec<Host>, (usize, String)> {
+    let mut hosts = Vec::<Host>::new();
+    for (i, line) in text.lines().enumerate() {
+        let wrong = |why: String| (i + 1, why);
+        let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
+        let Some(name) = words.next() else { continue };
+        // ssh would take it for an option.
+        if name.starts_with('-') {
+            return Err(wrong(format!("{name} is no name of a machine")));
+        }
+        let mut slots = 1;
+        for word in words {
+            let number =
+                word.strip_prefix("slots=").and_then(|number| number.parse().ok()).filter(|number| *number > 0);
+            slots = number.ok_or_else(|| wrong(format!("`{word}` where `slots=N` is expected")))?;
+        }
+        if hosts.iter().any(|host| host.name == name) {
+            return Err(wrong(format!("{name} is named twice: give it one line, with all of its slots")));
+        }
+        hosts.push(Host { name: name.into(), slots });
+    }
+    match hosts.is_empty() {
+        true => Err((1, "there is no machine: give lines like `node1 slots=8`".into())),
+        false => Ok(hosts),
+    }
+}
+
+/// What the program says of itself on a machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Probe {
+    /// SHA-256 of the program's file.
+    program: String,
+    /// Seconds since the Unix epoch.
+    now: f64,
+    /// Whether the machine sees a file of this one.
+    sees_file: bool,
+}
+
+impl Probe {
+    /// Of this machine. `file` is one that the first machine has created.
+    pub fn here(program: &Path, file: &Path) -> io::Result<Self> {
+        let mut digest = Sha256::new();
+        io::copy(&mut File::open(program)?, &mut digest)?;
+        let program = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self { program, now: now(), sees_file: file.is_file() })
+    }
+
+    /// Why a machine cannot take part, by what it says and by what this one says: the time of its answer is between
+    /// `asked` and `answered`.
+    fn objection(&self, here: &Self, [asked, answered]: [f64; 2], file: &Path) -> Option<String> {
+        let ahead = (self.now - answered).max(asked - self.now);
+        if self.program != here.program {
+            return Some("it has another version of the program: copy this one to it".into());
+        }
+        if !self.sees_file {
+            let folder = file.parent().unwrap_or(file);
+            return Some(format!("it does not see {}: give a folder that all machines share", folder.display()));
+        }
+        (ahead > CLOCKS).then(|| format!("its clock differs by {ahead:.0} s: set the clocks by NTP"))
+    }
+}
+
+/// Asks all machines at once. Returns those that can take part, and the objections to the others.
+pub(super) fn probe(hosts: &[Host], rsh: &[String], program: &Path, file: &Path) -> (Vec<Host>, Vec<String>) {
+    let here = Probe::here(program, file);
+    let ask = |host: &Host| -> Option<String> {
+        let here = match &here {
+            Ok(here) => here,
+            Err(error) => return Some(format!("{}: {error}", program.display())),
+        };
+        let asked = now();
+        match answer(host, rsh, program, file) {
+            Ok(there) => there.objection(here, [asked, now()], file),
+            Err(why) => Some(why),
+        }
+    };
+    let objections: Vec<Option<String>> = thread::scope(|scope| {
+        let threads: Vec<_> = hosts.iter().map(|host| scope.spawn(move || ask(host))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("asking does not panic")).collect()
+    });
+    let (mut able, mut lost) = (vec![], vec![]);
+    for (host, objection) in hosts.iter().zip(objections) {
+        match objection {
+            None => able.push(host.clone()),
+            Some(why) => lost.push(format!("{}: {why}", host.name)),
+        }
+    }
+    (able, lost)
+}
+
+/// Runs the program on a machine.
+fn answer(host: &Host, rsh: &[String], program: &Path, file: &Path) -> Result<Probe, String> {
+    let words = [program.display().to_string(), "launch".into(), "--probe".into(), file.display().to_string()];
+    let command: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+    let mut child = Command::new(&rsh[0]);
+    child.args(&rsh[1..]).arg(&host.name).arg(command.join(" ")).stdin(Stdio::null());
+    let output = output_within(child.stdout(Stdio::piped()).stderr(Stdio::piped()), ANSWER)
+        .map_err(|error| format!("{} does not work: {error}", rsh[0]))?
+        .ok_or_else(|| format!("it did not answer within {}", count(ANSWER.as_secs() as usize, "second")))?;
+    serde_json::from_slice(&output.stdout).map_err(|_| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+        format!("it cannot be reached, or does not have the program: {last}")
+    })
+}
+
+/// The output of a command; `None` if it takes longer.
+fn output_within(command: &mut Command, limit: Duration) -> io::Result<Option<Output>> {
+    let (mut child, started) = (command.spawn()?, Instant::now());
+    // An answer fits into the pipe.
+    while child.try_wait()?.is_none() {
+        if started.elapsed() > limit {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().map(Some)
+}
+
+/// Writes a host file for mpirun.
+pub(super) fn write(hosts: &[Host], file: PathBuf) -> io::Result<PathBuf> {
+    let lines: String = hosts.iter().map(|host| format!("{} slots={}\n", host.name, host.slots)).collect();
+    fs::write(&file, lines)?;
+    Ok(file)
+}
+
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_files_are_read_and_wrong_lines_named() {
+        let host = |name: &str, slots| Host { name: name.into(), slots };
+        assert_eq!(parse("# all\na slots=2 # two cards\n\nb\n"), Ok(vec![host("a", 2), host("b", 1)]));
+        let wrong = |text: &str| parse(text).unwrap_err();
+        assert_eq!(wrong("a\nb slot=2\n"), (2, "`slot=2` where `slots=N` is expected".into()));
+        assert_eq!(wrong("a slots=0\n").0, 1);
+        assert_eq!(wrong("a\na slots=2\n"), (2, "a is named twice: give it one line, with all of its slots".into()));
+        assert_eq!(wrong("-oProxyCommand=x\n").1, "-oProxyCommand=x is no name of a machine");
+        assert_eq!(wrong("# none\n").1, "there is no machine: give lines like `node1 slots=8`");
+    }
+
+    #[test]
+    fn a_machine_with_another_program_clock_or_folder_cannot_take_part() {
+        let here = Probe { program: "a".into(), now: 100.0, sees_file: true };
+        let says = |there: Probe| there.objection(&here, [100.0, 101.0], Path::new("/shared/run/file"));
+        assert_eq!(says(here.clone()), None);
+        assert_eq!(says(Probe { now: 102.5, ..here.clone() }), None);
+        let why = |there| says(there).unwrap();
+        assert!(why(Probe { program: "b".into(), ..here.clone() }).contains("another version of the program"));
+        assert!(why(Probe { sees_file: false, ..here.clone() }).contains("does not see /shared/run"));
+        assert!(why(Probe { now: 97.0, ..here.clone() }).contains("its clock differs by 3 s"));
+        assert!(why(Probe { now: 131.0, ..here.clone() }).contains("its clock differs by 30 s"));
+    }
+
+    #[test]
+    fn machines_that_do_not_answer_are_left_out_with_the_reason() {
+        let hosts = ["up", "down"].map(|name| Host { name: name.into(), slots: 1 });
+        let folder = tempfile::tempdir().unwrap();
+        let (program, file) = (folder.path().join("program"), folder.path().join("file"));
+        fs::write(&program, "x").unwrap();
+        fs::write(&file, "").unwrap();
+        let probe_of_up = serde_json::to_string(&Probe::here(&program, &file).unwrap()).unwrap();
+        let script = format!("if [ $0 = up ]; then echo '{probe_of_up}'; else echo no route >&2; exit 255; fi");
+        let rsh = ["sh".into(), "-c".into(), script];
+        let (able, lost) = probe(&hosts, &rsh, &program, &file);
+        assert_eq!(able, [hosts[0].clone()]);
+        assert_eq!(lost, ["down: it cannot be reached, or does not have the program: no route"]);
+    }
+}
