@@ -12,17 +12,17 @@
 //! rank receives up to B (1 - 1/g) bytes more inside, if it sends B bytes in all.
 //!
 //! The ranks must agree on the way, and the receiver of a message must know where to cut it. So the sizes of the parts
-//! travel first, by the same two steps, with the size of the largest part. This makes four rounds of one. Let o be the
-//! time that a message takes whatever its size, twice with its header, L the wait for a round, and w the bandwidth inside
-//! a machine. Two steps pay if
+//! travel first, by the same two steps, with the size of the largest part: one round becomes four. Let o be the fixed time
+//! of a message (a part takes two messages, one of them its header), L the wait for a round, and w the bandwidth inside a
+//! machine. Two steps pay if
 //!
 //! ```text
 //! 2 o (H - 1)(g - 1) - 3 L > B (1 - 1/g) / w
 //! ```
 //!
-//! With o = 10 us (TCP) and L = 100 us, (H - 1)(g - 1) must be more than 15. At 8 x 8, with w = 1 GB/s, B/N must be less
-//! than 12 KB. Measured: two steps are slower at 16 ranks or fewer (9 messages saved); at 8 x 8 (49 saved), parts of
-//! 1 KiB take 0.76 of the time in one step, of 8 KiB 0.94, and of 32 KiB 1.07.
+//! With estimates of o = 10 us (TCP) and L = 100 us, (H - 1)(g - 1) must be more than 15. At 8 x 8, with w = 1 GB/s, B/N
+//! must be less than 12 KB. On emulated machines, two steps are slower at 16 ranks or fewer (9 messages saved). At 8 x 8
+//! (49 saved), parts of 1 KiB take 0.76 of the time in one step, of 8 KiB 0.94, and of 32 KiB 1.07.
 
 use super::{HierarchicalEngine, Levels};
 use crate::engine::Metered;

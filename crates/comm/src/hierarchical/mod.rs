@@ -57,7 +57,8 @@ use std::sync::{Arc, OnceLock};
 ///
 /// Before the first step, all ranks of the group agree on the call in one round. Calls that do not match, and ranks that
 /// are missing, are therefore found and named as on one machine. The steps need no headers. Ranks that
-/// [have agreed in advance](crate::Communicator::expect_agreement) start with the first step.
+/// [have agreed in advance](crate::Communicator::expect_agreement) start with the first step. If one of them is late, a
+/// process that waits for it in the first step may be named in its place to those that wait in the second.
 ///
 /// If a rank fails during a call, the call may succeed on some machines and fail on others, which is also true of
 /// processes on one machine.
