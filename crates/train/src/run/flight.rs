@@ -90,14 +90,14 @@ impl Flights {
         if !is_wait(failure) {
             return None;
         }
-        let run = run_of(&folder);
         let whole = records.first().is_some_and(|record| record.world_size == records.len());
         let is_cause = |finding: &&Finding| !matches!(finding, Finding::Failed { .. } | Finding::Healthy);
         let findings = diagnose(&records).findings;
-        let cause =
-            findings.iter().find(is_cause).filter(|_| whole).map(|finding| format!("likely cause: {finding}\n"));
-        let doctor = program::command(&["doctor", &run.display().to_string()]);
-        Some(format!("{}the last calls of each rank are recorded: `{doctor}` compares them", cause.unwrap_or_default()))
+        if let Some(cause) = findings.iter().find(is_cause).filter(|_| whole) {
+            return Some(format!("likely cause: {cause}"));
+        }
+        let doctor = program::command(&["doctor", &run_of(&folder).display().to_string()]);
+        Some(format!("the last calls of each rank are recorded: `{doctor}` compares them"))
     }
 
     /// Writes the records when SIGUSR1 asks for them, and when a rank has been silent for half the timeout of a call:
