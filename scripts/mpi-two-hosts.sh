@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains on two "hosts" with two ranks each that communicate over TCP: two network namespaces of this machine, connected
-# by a virtual cable. Then trains on four threads, and compares the losses. Needs root, `ip` and Open MPI.
+# by a virtual cable. A second run must have bitwise the same losses. Four threads add gradients in another order, and must
+# have the same losses to 1e-5. Needs root, `ip` and Open MPI.
 #
 #   bash scripts/mpi-two-hosts.sh [MODEL [STEPS]]
 #
@@ -53,17 +54,30 @@ printf '%s slots=2\n' "${addresses[@]}" >"$work/hosts"
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 run=(--model "$model" --steps "$steps" --set train.sample_tokens=0 --set train.val_batches=1)
-"$work/on-host" "${hosts[0]}" mpirun --hostfile "$work/hosts" -n 4 --bind-to none \
-    --mca plm_rsh_agent "$work/agent" --mca oob_tcp_if_include "$subnet" --mca btl_tcp_if_include "$subnet" \
-    "$bin" "${run[@]}" --out "$work/hosts-run"
+
+# on_hosts RUN: trains on both hosts.
+on_hosts() {
+    "$work/on-host" "${hosts[0]}" mpirun --hostfile "$work/hosts" -n 4 --bind-to none \
+        --mca plm_rsh_agent "$work/agent" --mca oob_tcp_if_include "$subnet" --mca btl_tcp_if_include "$subnet" \
+        "$bin" "${run[@]}" --out "$work/$1"
+}
+
+on_hosts hosts-run
 for host in "${hosts[@]}"; do
     printf '%s has sent %s bytes\n' "$host" "$(ip netns exec "$host" cat /sys/class/net/eth0/statistics/tx_bytes)"
 done
+on_hosts second-run
 "$bin" "${run[@]}" --gpus 4 --out "$work/threads-run"
 
 # losses RUN: the metrics without measurements of time.
 losses() { grep -v -E '"(traffic|event|started|stages)":' "$work/$1/metrics.jsonl" | sed -E 's/,"(tokens_per_second|tflops|mfu|[a-z_]*_seconds)":[^,}]*//g'; }
 
-diff <(losses threads-run) <(losses hosts-run) || { echo "two hosts and four threads differ" >&2; exit 1; }
-echo "two hosts have the losses of four threads:"
+# values RUN: the losses alone, one a line.
+values() { grep -oE '"(loss|val_loss)":[0-9.e-]+' "$work/$1/metrics.jsonl" | cut -d: -f2; }
+
+diff <(losses hosts-run) <(losses second-run) || { echo "two runs on two hosts differ" >&2; exit 1; }
+paste <(values threads-run) <(values hosts-run) |
+    awk -v lines=$((steps + 1)) '{ d = $1 - $2; if (d < 0) d = -d; if (d > 1e-5 * $1) bad = 1 } END { exit bad || NR != lines }' ||
+    { echo "two hosts and four threads differ" >&2; paste <(values threads-run) <(values hosts-run) >&2; exit 1; }
+echo "two hosts have the same losses twice, and those of four threads to 1e-5:"
 losses hosts-run

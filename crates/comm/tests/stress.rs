@@ -2,7 +2,7 @@
 
 mod common;
 
-use comm::{Collective, CommError, Communicator, RankFailure, run_ranks};
+use comm::{Collective, CommError, Communicator, RankFailure, run_ranks_on_machines};
 use common::*;
 use std::io;
 use std::ops::ControlFlow;
@@ -31,6 +31,8 @@ struct Case {
     collective: Option<Collective>,
     /// The colors of the groups that make the call; without colors the world makes it.
     colors: Option<[usize; N]>,
+    /// The machine of each rank.
+    machines: [usize; N],
     seed: u64,
 }
 
@@ -42,6 +44,7 @@ impl Case {
             guilty: draw(1, N as u64),
             collective: COLLECTIVES.get(draw(2, 9)).copied(),
             colors: (draw(3, 2) == 0).then(|| [4, 5, 6, 7].map(|rank| draw(rank, 3))),
+            machines: [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1]][draw(8, 3)],
             seed,
         }
     }
@@ -92,7 +95,7 @@ impl Case {
     fn try_run(&self, timeout: Duration) -> Result<(), String> {
         let (ready, all_seen) = (Barrier::new(N), Arc::new(Mutex::new(vec![])));
         let (case, seen) = (self.clone(), all_seen.clone());
-        let result = run_ranks(ranks(N), timeout, move |comm| {
+        let result = run_ranks_on_machines(ranks(N), self.machines.to_vec(), timeout, move |comm| {
             let me = comm.rank();
             let group = case.colors.map_or_else(|| Ok(comm.clone()), |colors| comm.split(colors[me]));
             let group = group.map_err(io::Error::other);
@@ -162,7 +165,8 @@ fn whoever_fails_in_whichever_call_is_named_to_all_and_nothing_is_left_behind() 
     for seed in 0..1000 {
         let case = Case::new(seed);
         case.run();
-        on_ranks(N, |comm| case.call(comm).unwrap());
+        let machines = case.machines;
+        on_machines(&machines, move |comm| case.call(comm).unwrap());
     }
     // The system takes a moment to forget a joined thread.
     for _ in 0..1000 {
