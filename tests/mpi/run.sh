@@ -6,6 +6,7 @@
 # * The collectives keep their properties, on one machine and as if on two: crates/comm/examples/mpi_properties.rs.
 # * Four processes match the losses of four threads, to the last digit.
 # * They wait for one that prepares data as long as comm.init_timeout_seconds allows.
+# * `train launch` restarts a run after a kill and a panic, and leaves out a machine that does not answer.
 # * If a process panics or is killed, all others end within ten seconds, and the output names its rank.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -139,6 +140,55 @@ a_kill() {
     echo "SIGKILL of rank $killed: code $code, all ended after $took ms"
 }
 
+# steps_once FOLDER STEPS: each step is there once, in order.
+steps_once() {
+    [[ $(grep -oE '^\{"step":[0-9]+,"loss"' "$1/metrics.jsonl" | grep -oE '[0-9]+' | tr '\n' ' ') == "$(seq -s' ' "$2") " ]] ||
+        fail "$1: not each of $2 steps once"
+}
+
+# launched: `train launch` starts all processes again after one was killed, and after another one has panicked.
+launched() {
+    local run=(--model gpt2 --steps 8 "${short[@]}" --set checkpoint.every=2)
+    timeout 300 "$bin/train" "${run[@]}" --gpus 4 --out "$out/launched-threads"
+    KILN_FAULTS="kill:step=5,rank=$killed,attempt=1; panic:step=7,rank=1,attempt=2" timeout 300 \
+        "$bin/train" launch -n 4 -- "${run[@]}" --restarts 3 --out "$out/launched-mpi" >"$out/launched.log" 2>&1 ||
+        { cat "$out/launched.log"; fail "a launched run does not survive"; }
+    grep -q 'restart 2 of 3' "$out/launched.log" || { cat "$out/launched.log"; fail "there were no two restarts"; }
+    steps_once "$out/launched-mpi" 8
+    diff <(losses "$out/launched-threads") <(losses "$out/launched-mpi") || fail "a launched run has other losses"
+    [[ ! -e $out/launched-mpi/.supervisor ]] || fail "a supervisor leaves its folder"
+    echo "train launch: a killed and a panicked rank cost two restarts and no loss"
+}
+
+# on_machines_that_answer: of two machines of four slots, one does not answer.
+on_machines_that_answer() {
+    local run=(--model gpt2 --steps 8 "${short[@]}" --set checkpoint.every=2) line
+    printf 'localhost slots=4\nnowhere slots=4\n' >"$out/hosts"
+    cat >"$out/rsh" <<'EOF'
+#!/usr/bin/env bash
+host=$1
+shift
+[[ $host == localhost ]] || { echo "no route to host" >&2; exit 255; }
+exec bash -c "$*"
+EOF
+    chmod +x "$out/rsh"
+    KILN_FAULTS="error:step=4,rank=3,attempt=1" timeout 300 \
+        "$bin/train" launch --hosts "$out/hosts" --rsh "$out/rsh" -- "${run[@]}" --restarts 3 \
+        --set resilience.min_gpus=4 --out "$out/fewer" >"$out/fewer.log" 2>&1 ||
+        { cat "$out/fewer.log"; fail "a run on fewer machines does not survive"; }
+    for line in "nowhere: it cannot be reached, or does not have the program: no route to host" \
+        "degraded: 4 ranks instead of 8" "restart 1 of 3"; do
+        grep -qF "$line" "$out/fewer.log" || { cat "$out/fewer.log"; fail "no line: $line"; }
+    done
+    steps_once "$out/fewer" 8
+    diff <(losses "$out/launched-threads") <(losses "$out/fewer") || fail "a run on fewer machines has other losses"
+    ! "$bin/train" launch --hosts "$out/hosts" --rsh "$out/rsh" -- "${run[@]}" --out "$out/none" >"$out/none.log" 2>&1 ||
+        fail "half of the ranks are enough without min_gpus"
+    grep -qF "4 of the run's 8 ranks" "$out/none.log" || { cat "$out/none.log"; fail "it is not said that ranks are missing"; }
+    [[ ! -e $out/none ]] || fail "a run that never began leaves a folder"
+    echo "train launch: a machine that does not answer is left out, if that is allowed"
+}
+
 properties
 same_losses deepseek 5
 same_losses gpt2 5
@@ -155,4 +205,6 @@ data_that_is_late
 a_wrong_number_of_ranks
 a_panic
 a_kill
+launched
+on_machines_that_answer
 echo "MPI: all is well"

@@ -5,7 +5,6 @@
 
 use crate::allocator::note_failure;
 use crate::atomic_write::write_whole;
-use crate::host::faults::FAULTS;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,9 +21,6 @@ pub(crate) const NUMBER: &str = "KILN_ATTEMPT";
 pub(crate) const SKIPPED: &str = "KILN_SKIP_STEPS";
 /// The environment variable that says why this attempt was started, unless it is the first.
 pub(crate) const RESTARTED: &str = "KILN_RESTARTED";
-
-/// What an attempt on another machine must get too.
-pub(crate) const VARIABLES: [&str; 6] = [FOLDER, NUMBER, SKIPPED, RESTARTED, MEMORY, FAULTS];
 
 /// The file with the result.
 const RESULT: &str = "result.json";

@@ -28,6 +28,7 @@ use crate::run::options::RunOptions;
 use crate::terminal::to_stderr;
 use checkpoint::Folder;
 use memory::Memory;
+pub(crate) use process::Environment;
 use process::{Attempt, Running};
 use rules::{Failure, Next, Rules};
 use std::env;
@@ -39,15 +40,16 @@ use std::process::ExitCode;
 
 /// How the process of an attempt is started.
 pub(crate) trait Start {
-    /// The program and what precedes the run's own arguments. Called before each attempt; `run` is the run's folder.
-    fn command(&self, config: &Config, run: &Path) -> Result<Vec<OsString>, TrainError>;
+    /// The program and what precedes the run's own arguments. Called before each attempt; `run` is the run's folder, and
+    /// `environment` what the processes must get.
+    fn command(&self, config: &Config, run: &Path, environment: &Environment) -> Result<Vec<OsString>, TrainError>;
 }
 
 /// This program, whose threads are the ranks.
 pub(crate) struct Threads;
 
 impl Start for Threads {
-    fn command(&self, _: &Config, _: &Path) -> Result<Vec<OsString>, TrainError> {
+    fn command(&self, _: &Config, _: &Path, _: &Environment) -> Result<Vec<OsString>, TrainError> {
         let program = env::current_exe();
         let program = program.map_err(|source| TrainError::Supervisor { what: "find the program", source })?;
         Ok(vec![program.into_os_string()])
@@ -108,8 +110,10 @@ impl Supervised {
         for number in 1.. {
             let (before, kills) = (newest(&self.run), causes::oom_kills());
             self.make_folder()?;
-            let program = start.command(&self.config, &self.run)?;
-            let ended = self.attempt(program, number, restarted.take()).run(running)?;
+            let environment = self.environment(number, restarted.as_ref());
+            let program = start.command(&self.config, &self.run, &environment)?;
+            let args = self.arguments(restarted.take().is_some());
+            let ended = Attempt { program, args, environment, folder: self.folder() }.run(running)?;
             let code = |otherwise| ExitCode::from(ended.code.unwrap_or(otherwise));
             if running.was_signalled() {
                 return Ok(code(INTERRUPTED));
@@ -185,15 +189,26 @@ impl Supervised {
         Ok(Some(format!("train.micro_batch_size is {smaller} instead of {size}, with the same global batch")))
     }
 
-    /// The process of the next attempt.
-    fn attempt(&self, program: Vec<OsString>, number: usize, restarted: Option<String>) -> Attempt {
+    /// What the next attempt must know.
+    fn environment(&self, number: usize, restarted: Option<&String>) -> Environment {
+        let mut environment: Environment =
+            vec![(attempt::FOLDER, self.folder().into()), (attempt::NUMBER, number.to_string().into())];
+        environment.extend(restarted.map(|why| (attempt::RESTARTED, why.into())));
+        environment.extend(self.memory.as_ref().map(|memory| (attempt::MEMORY, memory.path().into())));
+        let skipped: Vec<String> = self.skipped.iter().map(u64::to_string).collect();
+        environment.extend((!skipped.is_empty()).then(|| (attempt::SKIPPED, skipped.join(",").into())));
+        environment
+    }
+
+    /// The arguments of the next attempt.
+    fn arguments(&self, is_restart: bool) -> Vec<OsString> {
         let mut args = self.args.clone();
         // A later option takes precedence. Until the run has a checkpoint of its own, the command line says what it
         // begins from.
         let goes_on = newest(&self.run) != self.checkpoint;
-        if restarted.is_some() && (goes_on || !self.resumes) {
+        if is_restart && (goes_on || !self.resumes) {
             args.extend(["--resume", "auto"].map(OsString::from));
-        } else if restarted.is_some() {
+        } else if is_restart {
             // A run that has not made a step is replaced.
             let _ = fs::write(RunFolder::at(&self.run).metrics(), "");
         }
@@ -203,15 +218,7 @@ impl Supervised {
         if !self.names_run {
             args.extend(["--out".into(), self.run.clone().into_os_string()]);
         }
-        Attempt {
-            program,
-            args,
-            number,
-            restarted,
-            folder: self.folder(),
-            skipped: self.skipped.clone(),
-            memory: self.memory.as_ref().map(|memory| memory.path().into()),
-        }
+        args
     }
 
     /// Copies a newer checkpoint in memory to the disk.
@@ -228,7 +235,8 @@ impl Supervised {
 
     /// Where an attempt leaves its files for the supervisor.
     fn folder(&self) -> PathBuf {
-        RunFolder::at(&self.run).supervisor()
+        let folder = RunFolder::at(&self.run).supervisor();
+        std::path::absolute(&folder).unwrap_or(folder) // a process on another machine may start elsewhere
     }
 
     /// Makes the folder for the attempt's files, empty but for what outlives an attempt.

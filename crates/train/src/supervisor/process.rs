@@ -1,7 +1,7 @@
 //! The process of an attempt.
 
 use crate::error::TrainError;
-use crate::host::attempt::{self, Ended, FOLDER, MEMORY, NUMBER, RESTARTED, SKIPPED};
+use crate::host::attempt::{self, Ended};
 use std::env;
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -21,17 +21,14 @@ pub(super) struct Attempt {
     /// The program, and what precedes the arguments.
     pub program: Vec<OsString>,
     pub args: Vec<OsString>,
-    /// Its number, from 1.
-    pub number: usize,
-    /// Why it is started, unless it is the first.
-    pub restarted: Option<String>,
+    /// What it must know.
+    pub environment: Environment,
     /// Where it leaves its files for the supervisor.
     pub folder: PathBuf,
-    /// The steps to skip if they are not finite.
-    pub skipped: Vec<u64>,
-    /// Where it keeps checkpoints in memory, if it does.
-    pub memory: Option<PathBuf>,
 }
+
+/// The environment variables of an attempt.
+pub(crate) type Environment = Vec<(&'static str, OsString)>;
 
 /// How the process has ended.
 pub(super) struct End {
@@ -84,21 +81,12 @@ impl Attempt {
     pub fn run(self, running: &Running) -> Result<End, TrainError> {
         let failed = |source| TrainError::Supervisor { what: "start the program", source };
         let mut command = Command::new(&self.program[0]);
-        command
-            .args(&self.program[1..])
-            .args(&self.args)
-            .env(FOLDER, &self.folder)
-            .env(NUMBER, self.number.to_string())
-            .env_remove(RESTARTED);
+        command.args(&self.program[1..]).args(&self.args).envs(self.environment);
         // In a process group of its own, so that the supervisor passes each signal on once.
         command.process_group(0);
         if self.program.len() == 1 {
             command.arg0(env::args_os().next().unwrap_or_default()); // for the commands in messages
         }
-        command.env_remove(MEMORY).envs(self.memory.iter().map(|folder| (MEMORY, folder)));
-        let skipped: Vec<String> = self.skipped.iter().map(u64::to_string).collect();
-        command.env(SKIPPED, skipped.join(","));
-        command.envs(self.restarted.iter().map(|why| (RESTARTED, why)));
         end_with_parent(&mut command);
         let mut child = command.spawn().map_err(failed)?;
         let group = child.id() as i32;

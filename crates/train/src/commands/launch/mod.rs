@@ -7,8 +7,9 @@ use crate::config::Config;
 use crate::error::TrainError;
 use crate::format::count;
 use crate::host::attempt;
+use crate::host::faults::FAULTS;
 use crate::run::folder::RunFolder;
-use crate::supervisor::{self, Start};
+use crate::supervisor::{self, Environment, Start};
 use crate::terminal::{say, to_stderr};
 use clap::{Args, Parser};
 use hosts::{Host, Probe};
@@ -98,7 +99,9 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode, TrainError> {
     let has_own_rsh = args.rsh != RSH;
     let mpirun = args.mpirun.iter().flat_map(|options| options.split_whitespace()).map(OsString::from).collect();
     let mpi = Mpi { program, hosts, processes, rsh, has_own_rsh, mpirun };
-    supervisor::supervise(&config, &options, args.run.clone(), &mpi)
+    // An attempt may have fewer processes, and must know how many there are meant to be.
+    let gpus = ["--gpus".into(), processes.to_string().into()];
+    supervisor::supervise(&config, &options, [&args.run[..], &gpus].concat(), &mpi)
 }
 
 /// Starts attempts with mpirun.
@@ -114,7 +117,7 @@ struct Mpi {
 }
 
 impl Start for Mpi {
-    fn command(&self, config: &Config, run: &Path) -> Result<Vec<OsString>, TrainError> {
+    fn command(&self, config: &Config, run: &Path, environment: &Environment) -> Result<Vec<OsString>, TrainError> {
         let mut words: Vec<OsString> = ["mpirun", "--bind-to", "none"].map(OsString::from).to_vec();
         let mut processes = self.processes;
         match &self.hosts {
@@ -131,7 +134,9 @@ impl Start for Mpi {
                 }
             }
         }
-        for name in attempt::VARIABLES {
+        // mpirun warns of variables that are not set.
+        let faults = env::var_os(FAULTS).map(|_| FAULTS);
+        for name in environment.iter().map(|(name, _)| *name).chain(faults) {
             words.extend(["-x", name].map(OsString::from));
         }
         words.extend(self.mpirun.iter().cloned());
