@@ -50,6 +50,10 @@ impl Folder {
     pub fn complete(&self, step: u64) -> Result<PathBuf, CheckpointError> {
         self.expect_own()?;
         let (partial, whole) = (self.partial(step), self.step(step));
+        if !partial.exists() && whole.join("index.json").is_file() {
+            self.sync_parent()?; // an earlier call has failed after the rename
+            return Ok(whole);
+        }
         let index_path = partial.join("index.json");
         // An existing index was written last, by a process that ended before it could rename the folder.
         let index = if index_path.is_file() { Index::read(&index_path)? } else { write_index(&partial)? };

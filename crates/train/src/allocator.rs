@@ -27,8 +27,8 @@ fn noted(block: *mut u8) -> *mut u8 {
     if block.is_null()
         && let Some(path) = FAILURE.get()
     {
-        // SAFETY: a system call with a string that ends with a zero; the file is closed with the process.
-        unsafe { libc::open(path.as_ptr(), libc::O_CREAT | libc::O_WRONLY | libc::O_NOFOLLOW, 0o600) };
+        // SAFETY: system calls with a string that ends with a zero, and with the file that they opened.
+        unsafe { libc::close(libc::open(path.as_ptr(), libc::O_CREAT | libc::O_WRONLY | libc::O_NOFOLLOW, 0o600)) };
     }
     block
 }

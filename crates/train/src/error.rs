@@ -96,9 +96,8 @@ pub enum TrainError {
     Fault(String),
 
     #[error(
-        "{available} of the run's {asked} ranks {have} a device left, and resilience.min_gpus is {least}: bring the devices \
-         back, or lower it",
-        have = if *available == 1 { "has" } else { "have" }
+        "{available} of the run's {asked} ranks can start, and resilience.min_gpus is {least}: bring the devices or machines \
+         back, or lower it"
     )]
     TooFewRanks { available: usize, asked: usize, least: usize },
 
@@ -217,16 +216,17 @@ pub enum TrainError {
 }
 
 impl TrainError {
-    /// The cause, for a supervisor.
-    pub(crate) fn cause(&self) -> Cause {
+    /// The cause, and the step that it is about, for a supervisor.
+    pub(crate) fn cause(&self) -> (Cause, Option<u64>) {
         match self {
-            Self::NotFinite { .. } | Self::Skipped { .. } => Cause::NonFinite,
+            Self::NotFinite { step, .. } => (Cause::NonFinite, Some(*step as u64)),
+            Self::TooFewRanks { .. } => (Cause::TooFewRanks, None),
             Self::Rank(failure) | Self::Waited { failure, .. } => match &**failure {
                 RankFailure::Failed { source, .. } => source.cause(),
-                failure if is_out_of_memory(failure) => Cause::OutOfMemory,
-                _ => Cause::Other,
+                failure if is_out_of_memory(failure) => (Cause::OutOfMemory, None),
+                _ => (Cause::Other, None),
             },
-            _ => Cause::Other,
+            _ => (Cause::Other, None),
         }
     }
 }

@@ -85,6 +85,7 @@ pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> 
     trainer.say_placement();
     // The other ranks learn of a failure before this one drops the trainer, which waits for a checkpoint being written.
     let outcome = comm.abort_on_failure(|| train(&mut trainer));
+    job.flights.end();
     if let Err(error) = &outcome {
         trainer.recorder.warn(&format!("failed: {error}"));
     }
@@ -230,6 +231,9 @@ impl<'a> Trainer<'a> {
         if let Some(resume) = job.resume.as_ref().filter(|resume| rank == 0 && resume.in_place) {
             resume.take_over(&folder, &job.whole, &job.progress)?;
         }
+        if rank == 0 {
+            attempt::take_folder();
+        }
         let (resumed, buckets) = (job.resume.as_ref().map(|from| &from.index), job.buckets.clone());
         let batches = Batches::new(&job.config, fsdp.data_parallel(), resumed, job.windows.clone(), buckets);
         Ok(Self {
@@ -276,7 +280,7 @@ impl<'a> Trainer<'a> {
         self.job.flights.begin_step();
         self.comm.note_place(step as u64 + 1, "start");
         let Config { train, optim, .. } = &self.job.config;
-        let started = Instant::now();
+        let (started, in_calls) = (Instant::now(), self.comm.flight().time_in_calls());
         let is_nan = self.job.faults.strike(step + 1, self.rank)?;
         let lr = learning_rate(optim, step, train.steps);
         self.comm.note_place(step as u64 + 1, "waiting for data");
@@ -320,7 +324,8 @@ impl<'a> Trainer<'a> {
         let tokens = self.batches.step_tokens(step) as u64;
         self.tokens += tokens;
         self.pace.add(started.elapsed(), tokens);
-        self.compare_ranks(done, started.elapsed())?;
+        let in_calls = self.comm.flight().time_in_calls() - in_calls;
+        self.compare_ranks(done, started.elapsed().saturating_sub(in_calls + waited))?;
         self.watch_memory(done)?;
         let metrics = self.step_metrics(done, lr, &report, counts, [started.elapsed(), waited]);
         self.recorder.step(&metrics, tell, self.stop)?;

@@ -157,7 +157,7 @@ pub(crate) fn train_launched(
     changed.iter().for_each(|line| job.progress.say(line));
     scarce.iter().for_each(|line| job.progress.say(&format!("warning: {line}")));
     let (threads, of_ranks) = (threads_per_rank(ranks_here), job.clone());
-    attempt::begin();
+    attempt::begin(&job.stop);
     let watch = job.flights.watch(job.config.comm.timeouts().call, launch.has_rank_0());
     let outcomes = launch.run_ranks(devices, job.config.comm.timeouts(), move |comm| {
         // Runs inside a dedicated thread pool: from outside, every operation would hand its work to the pool's threads
@@ -171,10 +171,11 @@ pub(crate) fn train_launched(
     drop(watch);
     job.progress.finish();
     let told = outcomes.as_ref().err().and_then(|failure| job.flights.explain(failure));
-    // Incomplete checkpoint parts must not keep a disk full. A stuck rank may be stuck because of the disk, and ranks
-    // in other processes may still be writing; in those cases, or if this fails, the next start cleans up.
-    if let (Err(failure), Some(folder)) = (&outcomes, &job.folder)
-        && !matches!(failure, RankFailure::Stuck { .. })
+    // Incomplete checkpoint parts, also of a skipped checkpoint, must not keep a disk full. A stuck rank may be stuck
+    // because of the disk, and ranks in other processes may still be writing; in those cases, or if this fails, the next
+    // start cleans up.
+    if let Some(folder) = &job.folder
+        && !matches!(outcomes, Err(RankFailure::Stuck { .. }))
         && launch.processes().is_none()
     {
         let completed = Folder::of_run(folder.path()).clean(&copies::are_same).unwrap_or_default();

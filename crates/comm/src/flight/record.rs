@@ -94,6 +94,6 @@ impl FlightRecord {
     pub(super) fn seconds_before(&self, call: &Call) -> Option<f64> {
         let events = self.calls.iter().flat_map(|other| [Some(other.entered), other.left]).flatten();
         let last = events.filter(|at| *at < call.entered).fold(f64::NEG_INFINITY, f64::max);
-        last.is_finite().then(|| call.entered - last)
+        last.is_finite().then_some(call.entered - last)
     }
 }

@@ -6,7 +6,7 @@ use crate::error::TrainError;
 use crate::format::{count, ranks};
 use crate::run::flight::{last_records, written};
 use crate::run::folder::{RUNS, RunFolder, config_in};
-use crate::terminal::say;
+use crate::terminal::{say, to_stderr};
 use checkpoint::Folder;
 use chrono::{DateTime, SecondsFormat};
 use clap::Args;
@@ -43,7 +43,8 @@ pub fn run(args: &DoctorArgs) -> Result<(), SavedError> {
         read_regular(&folder.metrics()).map_err(|source| TrainError::Metrics { path: folder.metrics(), source });
     let metrics = Metrics::of(&String::from_utf8_lossy(&metrics?));
     say_state(&args.run, &metrics)?;
-    let records = last_records(&folder)?;
+    let (records, errors) = last_records(&folder);
+    errors.iter().for_each(|error| to_stderr(&format!("warning: {error}")));
     match records.is_empty() {
         true => say(
             "The ranks have recorded no calls: they do at a failure, at a timeout, and when their process gets SIGUSR1 \

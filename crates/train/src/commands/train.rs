@@ -8,7 +8,7 @@ use crate::error::TrainError;
 use crate::format::count;
 use crate::host::attempt;
 use crate::host::launch::Launch;
-use crate::host::signals::{interrupted, stop_after_a_step, stop_at_once};
+use crate::host::signals::{self, interrupted, stop_after_a_step, stop_at_once};
 use crate::program;
 use crate::run::folder::{CONFIG, run_of};
 use crate::run::options::RunOptions;
@@ -108,6 +108,8 @@ pub fn launch(args: &TrainArgs) -> ExitCode {
     match Launch::start() {
         Ok(launch) => {
             launch.warn();
+            signals::note_requests(); // which would otherwise end the process
+            attempt::live();
             run(args, &launch).unwrap_or_else(|error| launch.fail(&*error))
         }
         Err(error) => Launch::threads().fail(&error),

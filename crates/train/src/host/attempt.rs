@@ -7,6 +7,7 @@ use crate::allocator::note_failure;
 use crate::atomic_write::write_whole;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use std::{env, fs, thread};
@@ -28,6 +29,10 @@ const RESULT: &str = "result.json";
 const ALIVE: &str = "alive";
 /// The file that is there if an allocation has failed.
 const NO_MEMORY: &str = "no-memory";
+/// The file that asks the ranks to stop after a step.
+pub(crate) const STOP: &str = "stop";
+/// The file that is there once the run's folder is that of this run.
+const TAKEN: &str = "taken";
 /// The file with the number of devices of the first attempt.
 const DEVICES: &str = "devices";
 /// Time between signs of life.
@@ -47,6 +52,8 @@ pub(crate) enum Ended {
         /// Whether the ranks had been started: what fails before is an invalid configuration or missing data.
         begun: bool,
         cause: Cause,
+        /// The step, if the error is about one.
+        step: Option<u64>,
         error: String,
     },
 }
@@ -59,13 +66,15 @@ pub(crate) enum Cause {
     NonFinite,
     /// A device had too little memory.
     OutOfMemory,
+    /// Devices or machines are missing.
+    TooFewRanks,
     /// Anything else.
     Other,
 }
 
-/// Whether a supervisor has started this process.
+/// Whether a supervisor has started this process. A variable that has outlived its supervisor does not count.
 pub(crate) fn is_supervised() -> bool {
-    env::var_os(FOLDER).is_some()
+    folder().is_some_and(|folder| folder.is_dir())
 }
 
 /// The number of this attempt, from 1; 1 without a supervisor.
@@ -83,9 +92,8 @@ pub(crate) fn why_restarted() -> Option<String> {
     env::var(RESTARTED).ok()
 }
 
-/// Notes that the ranks are started, and begins to give signs of life.
-pub(crate) fn begin() {
-    HAS_BEGUN.store(true, Ordering::Relaxed);
+/// Begins to give signs of life.
+pub(crate) fn live() {
     let Some(folder) = folder() else { return };
     note_failure(&folder.join(NO_MEMORY));
     thread::spawn(move || {
@@ -94,6 +102,30 @@ pub(crate) fn begin() {
             thread::sleep(BEAT);
         }
     });
+}
+
+/// Notes that the ranks are started. From now on, the supervisor may stop the run after a step.
+pub(crate) fn begin(stop: &Arc<AtomicBool>) {
+    HAS_BEGUN.store(true, Ordering::Relaxed);
+    let (Some(folder), stop) = (folder(), stop.clone()) else { return };
+    thread::spawn(move || {
+        while !folder.join(STOP).exists() {
+            thread::sleep(BEAT / 5);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Notes that the run's folder is that of this run: before, a restart must begin as the first attempt did.
+pub(crate) fn take_folder() {
+    if let Some(folder) = folder() {
+        let _ = fs::write(folder.join(TAKEN), "");
+    }
+}
+
+/// Whether an attempt has taken the run's folder.
+pub(crate) fn has_taken_folder(folder: &Path) -> bool {
+    folder.join(TAKEN).exists()
 }
 
 /// Returns how many devices the first attempt had, given how many this one has; `here` without a supervisor.
@@ -112,8 +144,8 @@ pub(crate) fn ended_well() {
 }
 
 /// Notes that the run has failed.
-pub(crate) fn failed(error: &str, cause: Cause) {
-    write(&Ended::Failed { begun: HAS_BEGUN.load(Ordering::Relaxed), cause, error: error.into() });
+pub(crate) fn failed(error: &str, cause: Cause, step: Option<u64>) {
+    write(&Ended::Failed { begun: HAS_BEGUN.load(Ordering::Relaxed), cause, step, error: error.into() });
 }
 
 /// Whether a step is skipped if its loss or gradient is not finite.
@@ -143,18 +175,17 @@ pub(crate) fn ended(folder: &Path) -> Option<Ended> {
     serde_json::from_slice(&fs::read(folder.join(RESULT)).ok()?).ok()
 }
 
-/// The last sign of life, which differs from the one before; `None` before the ranks are started.
+/// The last sign of life, which differs from the one before; `None` before the first.
 pub(crate) fn sign_of_life(folder: &Path) -> Option<String> {
     fs::read_to_string(folder.join(ALIVE)).ok()
 }
 
 /// Removes what an attempt has said.
 pub(crate) fn clear(folder: &Path) {
-    [RESULT, ALIVE, NO_MEMORY].iter().for_each(|name| drop(fs::remove_file(folder.join(name))));
+    [RESULT, ALIVE, NO_MEMORY, STOP].iter().for_each(|name| drop(fs::remove_file(folder.join(name))));
 }
 
 /// Removes the folder of a supervisor.
 pub(crate) fn remove(folder: &Path) {
-    clear(folder);
     let _ = fs::remove_dir_all(folder);
 }

@@ -12,6 +12,9 @@ use crate::host::attempt;
 use burn::tensor::{Device, Tensor};
 use fsdp::{FloatType, Precision};
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 /// Resolves a device name: `auto` is the first of `cuda`, `metal` and `vulkan` that the build supports and the machine
 /// has a GPU for, or else `cpu`.
@@ -37,10 +40,17 @@ pub(crate) fn of_command(name: &str) -> Result<Device, TrainError> {
     Ok(devices.of_rank[0].clone())
 }
 
-/// Whether a device still adds numbers.
+/// How long a device may take to add numbers, which may include the start of its driver.
+const COMPUTES: Duration = Duration::from_secs(60);
+
+/// Whether a device still adds numbers. A driver that is stuck is left behind on its thread.
 fn computes(device: &Device) -> bool {
-    let sum = || Tensor::<1>::ones([16], device).sum().try_into_data().ok().and_then(|sum| sum.iter::<f32>().next());
-    panic::catch_unwind(AssertUnwindSafe(sum)).is_ok_and(|sum| sum == Some(16.0))
+    let (device, (done, result)) = (device.clone(), mpsc::channel());
+    thread::spawn(move || {
+        let sum = || Tensor::<1>::ones([16], &device).sum().try_into_data().ok()?.iter::<f32>().next();
+        let _ = done.send(panic::catch_unwind(AssertUnwindSafe(sum)).is_ok_and(|sum| sum == Some(16.0)));
+    });
+    result.recv_timeout(COMPUTES).unwrap_or(false)
 }
 
 /// The device of each rank.

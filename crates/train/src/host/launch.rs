@@ -94,9 +94,9 @@ impl Launch {
             // The text may contain names from files.
             to_stderr(&format!("error: {whose}{error}"));
         };
-        let cause = error.downcast_ref().map_or(Cause::Other, TrainError::cause);
+        let (cause, step) = error.downcast_ref().map_or((Cause::Other, None), TrainError::cause);
         let Some(world) = &self.mpi else {
-            attempt::failed(&error.to_string(), cause);
+            attempt::failed(&error.to_string(), cause, step);
             say(String::new());
             return ExitCode::FAILURE;
         };
@@ -106,7 +106,7 @@ impl Launch {
             thread::sleep(AFTER_RANK_0);
         }
         let names_a_rank = matches!(error.downcast_ref(), Some(TrainError::Rank(_) | TrainError::Waited { .. }));
-        attempt::failed(&error.to_string(), cause);
+        attempt::failed(&error.to_string(), cause, step);
         say(if names_a_rank { String::new() } else { format!("rank {}: ", world.rank()) });
         world.abort_process(1)
     }

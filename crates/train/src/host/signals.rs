@@ -1,10 +1,12 @@
 //! Signals that end a run: Ctrl-C, SIGTERM (sent by Slurm, Kubernetes, `kill`) and SIGHUP (sent by a closing terminal);
 //! and SIGUSR1, which asks what the ranks are doing.
 
+use crate::host::attempt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// Exit status after a signal; by convention 128 + SIGINT.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -14,14 +16,22 @@ pub(crate) fn interrupted() -> ExitCode {
     ExitCode::from(INTERRUPTED)
 }
 
+/// Who stops a job often sends a signal to the supervisor and to the process itself, which then gets two.
+const SAME: Duration = Duration::from_secs(2);
+
 /// Installs a handler: a signal sets the flag, and a second one ends the process.
 pub(crate) fn stop_after_a_step() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
-    let handler = stop.clone();
+    let (handler, mut first) = (stop.clone(), None::<Instant>);
     let set = handle(move || {
         if handler.swap(true, Ordering::Relaxed) {
+            if attempt::is_supervised() && first.is_none_or(|first| first.elapsed() < SAME) {
+                first.get_or_insert_with(Instant::now);
+                return;
+            }
             std::process::exit(INTERRUPTED.into());
         }
+        first = Some(Instant::now());
         let _ = writeln!(io::stderr(), "\nstopping after this step; a second Ctrl-C or signal stops at once");
     });
     if let Err(error) = set {

@@ -1,8 +1,8 @@
 //! The flight recorders of a run: each rank's last calls, written to `logs/flight/` when something is wrong.
 //!
 //! ```text
-//! logs/flight/after-step-120/rank-0.json     of the start that resumed after step 120
-//!                            rank-1.json
+//! logs/flight/attempt-2-after-step-120/rank-0.json     of the second attempt, which resumed after step 120
+//!                                      rank-1.json
 //! ```
 
 use crate::atomic_write::{read_regular, write_whole};
@@ -18,11 +18,10 @@ use fsdp::FsdpError;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time between looks at the recorders.
 const LOOK: Duration = Duration::from_millis(100);
@@ -46,6 +45,8 @@ struct State {
     folder: Option<PathBuf>,
     /// Whether a rank has begun a step.
     in_steps: bool,
+    /// Whether a rank has returned: what the others do then may take long.
+    has_returned: bool,
 }
 
 /// Looks after the recorders until it is dropped.
@@ -55,13 +56,22 @@ impl Flights {
     /// Adds a rank's recorder. The run has made `done` steps.
     pub fn add(&self, recorder: Arc<FlightRecorder>, folder: &RunFolder, done: usize) {
         let mut state = self.state();
+        let path = folder.flights(attempt::number(), done);
+        if recorder.record().rank == 0 {
+            let _ = fs::remove_dir_all(&path); // of an earlier start from the same step
+        }
         state.recorders.push(recorder);
-        state.folder = Some(folder.flights(done));
+        state.folder = Some(path);
     }
 
     /// Notes that a rank begins a step.
     pub fn begin_step(&self) {
         self.state().in_steps = true;
+    }
+
+    /// Notes that a rank has made all of its steps, or failed.
+    pub fn end(&self) {
+        self.state().has_returned = true;
     }
 
     /// Writes what the recorders know, and returns the folder and the records; nothing before a rank has begun, and
@@ -104,7 +114,6 @@ impl Flights {
     /// before this process is ended by the others, who wait for it. Ends a supervised process that is stuck outside of
     /// any call.
     pub fn watch(self: &Arc<Self>, call: Duration, rank_0: bool) -> Watch {
-        signals::note_requests();
         let (flights, done) = (self.clone(), Arc::new(AtomicBool::new(false)));
         let watch = Watch(done.clone());
         thread::spawn(move || {
@@ -125,11 +134,7 @@ impl Flights {
                 was_silent = is_silent;
                 let dead = call.saturating_mul(if in_steps { DEAD } else { DEAD * AT_START }).saturating_add(MORE);
                 if attempt::is_supervised() && shortest > dead && !done.load(Ordering::Relaxed) {
-                    flights.write();
-                    let error = TrainError::Silent { seconds: shortest.as_secs() }.to_string();
-                    attempt::failed(&error, Cause::Other);
-                    to_stderr(&format!("error: {error}"));
-                    process::exit(1);
+                    end_process(&flights, &TrainError::Silent { seconds: shortest.as_secs() });
                 }
             }
         });
@@ -140,6 +145,9 @@ impl Flights {
     /// `None` before the first rank has begun.
     fn silence(&self) -> Option<(Duration, Duration, bool)> {
         let state = self.state();
+        if state.has_returned {
+            return None;
+        }
         let silence = || state.recorders.iter().map(|recorder| recorder.silence());
         Some((silence().max()?, silence().min()?, state.in_steps))
     }
@@ -149,7 +157,23 @@ impl Flights {
     }
 }
 
-/// The run of a folder `RUN/logs/flight/after-step-N`.
+/// Ends a process that is stuck. Whatever it is stuck in, such as the disk or the terminal, must not hold this up.
+fn end_process(flights: &Arc<Flights>, error: &TrainError) -> ! {
+    let (flights, error) = (flights.clone(), error.to_string());
+    let last_words = thread::spawn(move || {
+        attempt::failed(&error, Cause::Other, None);
+        flights.write();
+        to_stderr(&format!("error: {error}"));
+    });
+    let began = Instant::now();
+    while !last_words.is_finished() && began.elapsed() < MORE {
+        thread::sleep(LOOK);
+    }
+    // SAFETY: it ends the process without running anything more of it.
+    unsafe { libc::_exit(1) }
+}
+
+/// The run of a folder `RUN/logs/flight/attempt-A-after-step-N`.
 fn run_of(folder: &Path) -> &Path {
     folder.ancestors().nth(3).unwrap_or(folder)
 }
@@ -171,30 +195,31 @@ impl Drop for Watch {
     }
 }
 
-/// The records of the last failure or request in a run's folder, in the order of ranks.
-///
-/// # Errors
-/// If a file cannot be read.
-pub(crate) fn last_records(run: &RunFolder) -> Result<Vec<FlightRecord>, TrainError> {
+/// The records of the last failure or request in a run's folder, in the order of ranks, and the errors of files that
+/// cannot be read.
+pub(crate) fn last_records(run: &RunFolder) -> (Vec<FlightRecord>, Vec<TrainError>) {
     let files = |folder: &Path| -> Vec<PathBuf> {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).collect()
     };
-    let mut newest = vec![];
+    let (mut newest, mut errors) = (vec![], vec![]);
     for folder in files(&run.all_flights()) {
         let mut records = vec![];
         for path in files(&folder).into_iter().filter(|path| path.extension().is_some_and(|kind| kind == "json")) {
             let read = read_regular(&path);
             let record =
                 read.and_then(|bytes| serde_json::from_slice::<FlightRecord>(&bytes).map_err(io::Error::other));
-            records.push(record.map_err(|source| TrainError::FlightRecord { path, source })?);
+            match record {
+                Ok(record) => records.push(record),
+                Err(source) => errors.push(TrainError::FlightRecord { path, source }),
+            }
         }
         if written(&records) > written(&newest) {
             newest = records;
         }
     }
     newest.sort_by_key(|record| record.rank);
-    Ok(newest)
+    (newest, errors)
 }
 
 /// When the last of the records was taken.

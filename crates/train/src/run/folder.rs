@@ -19,6 +19,8 @@ pub(crate) const RUNS: &str = "runs";
 
 /// Files between a supervisor and its attempts.
 const SUPERVISOR: &str = ".supervisor";
+/// Locked by the supervisor of the run.
+const SUPERVISOR_LOCK: &str = ".supervisor.lock";
 
 /// Locked by the process that trains in the folder; the contents do not matter.
 const LOCK: &str = ".lock";
@@ -113,6 +115,22 @@ impl RunFolder {
         }
     }
 
+    /// Keeps other supervisors from the folder until the file is dropped, where the file system supports locks.
+    pub fn lock_supervisor(&self) -> Result<File, TrainError> {
+        let path = self.path.join(SUPERVISOR_LOCK);
+        let file = open_own(&path, OpenOptions::new().create(true).write(true).truncate(false));
+        let file = file.map_err(|source| TrainError::RunFolder { path, source })?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => Err(TrainError::RunInUse { path: self.path.clone() }),
+            _ => Ok(file),
+        }
+    }
+
+    /// Removes the file of [`lock_supervisor`](Self::lock_supervisor), by who holds the lock.
+    pub fn remove_supervisor_lock(&self) {
+        let _ = fs::remove_file(self.path.join(SUPERVISOR_LOCK));
+    }
+
     /// A warning if the folder could not be locked.
     pub fn warning(&self) -> Option<String> {
         let Lock::Refused { why } = &self.lock else { return None };
@@ -144,15 +162,21 @@ impl RunFolder {
         if config_in(&self.path).is_ok_and(|config| config.checkpoint.keep > 0) {
             return Ok(()); // it ended before its last line was written
         }
-        let text = String::from_utf8(read_regular(&self.metrics()).unwrap_or_default()).unwrap_or_default();
-        let last = text.lines().rev().find_map(|line| {
-            let line = serde_json::from_str::<serde_json::Value>(line).ok()?;
-            line.get("loss").and(line["step"].as_u64()) // null if it was not finite
-        });
-        match last {
-            Some(step) if step >= steps as u64 => Err(TrainError::Finished { path: self.path.clone(), step }),
+        match self.last_step() {
+            step if step >= steps as u64 => Err(TrainError::Finished { path: self.path.clone(), step }),
             _ => Ok(()),
         }
+    }
+
+    /// The last step in the metrics, which may have been skipped; 0 before the first.
+    pub fn last_step(&self) -> u64 {
+        let text = read_regular(&self.metrics()).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text); // the last line may end within a character
+        let step = |line: &str| {
+            let line = serde_json::from_str::<serde_json::Value>(line).ok()?;
+            line.get("loss").and(line["step"].as_u64()) // the loss is null if it was not finite
+        };
+        text.lines().rev().find_map(step).unwrap_or(0)
     }
 
     /// A handle to a folder without opening it; see [`create`](Self::create) and [`reopen`](Self::reopen).
@@ -237,9 +261,9 @@ impl RunFolder {
         self.logs().join("flight")
     }
 
-    /// `logs/flight/after-step-N/`: those of the start that resumed after `done` steps.
-    pub fn flights(&self, done: usize) -> PathBuf {
-        self.all_flights().join(format!("after-step-{done}"))
+    /// `logs/flight/attempt-A-after-step-N/`: those of an attempt that resumed after `done` steps.
+    pub fn flights(&self, attempt: usize, done: usize) -> PathBuf {
+        self.all_flights().join(format!("attempt-{attempt}-after-step-{done}"))
     }
 
     /// `logs/`: one log per rank.
@@ -281,7 +305,8 @@ pub(crate) fn is_empty(folder: &Path) -> bool {
 
 /// Whether a path is a folder that holds nothing of a run yet.
 fn is_reserved(folder: &Path) -> bool {
-    let is_supervisor = |entry: fs::DirEntry| entry.file_name() == SUPERVISOR;
+    let is_supervisor =
+        |entry: fs::DirEntry| [SUPERVISOR, SUPERVISOR_LOCK].iter().any(|name| entry.file_name() == *name);
     fs::read_dir(folder).is_ok_and(|mut entries| entries.all(|entry| entry.is_ok_and(is_supervisor)))
 }
 

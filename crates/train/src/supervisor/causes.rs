@@ -11,10 +11,10 @@ pub(super) fn describe(end: &End, out_of_memory: bool) -> String {
         }
         _ if end.had_no_memory => "the process could not allocate memory: there is none, or a limit is reached".into(),
         Some(libc::SIGKILL) if out_of_memory => {
-            "the kernel has killed the process because there was not enough memory (SIGKILL)".into()
+            "the kernel killed the process because there was not enough memory (SIGKILL)".into()
         }
         Some(signal) => format!("the process was killed by {}", name(signal)),
-        None => format!("the process has ended with code {} and without a message", end.code.unwrap_or(0)),
+        None => format!("the process exited with code {} and no result", end.code.unwrap_or(0)),
     }
 }
 

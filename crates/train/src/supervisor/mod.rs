@@ -29,7 +29,7 @@ use crate::terminal::to_stderr;
 use checkpoint::Folder;
 use memory::Memory;
 pub(crate) use process::Environment;
-use process::{Attempt, Running};
+use process::{Attempt, End, Running};
 use rules::{Failure, Next, Rules};
 use std::env;
 use std::ffi::OsString;
@@ -37,12 +37,16 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 /// How the process of an attempt is started.
 pub(crate) trait Start {
     /// The program and what precedes the run's own arguments. Called before each attempt; `run` is the run's folder, and
     /// `environment` what the processes must get.
     fn command(&self, config: &Config, run: &Path, environment: &Environment) -> Result<Vec<OsString>, TrainError>;
+
+    /// Whether a signal lets the processes finish their step; otherwise a file asks them to stop.
+    fn stops_by_signal(&self) -> bool;
 }
 
 /// This program, whose threads are the ranks.
@@ -53,6 +57,10 @@ impl Start for Threads {
         let program = env::current_exe();
         let program = program.map_err(|source| TrainError::Supervisor { what: "find the program", source })?;
         Ok(vec![program.into_os_string()])
+    }
+
+    fn stops_by_signal(&self) -> bool {
+        true
     }
 }
 
@@ -65,17 +73,21 @@ pub(crate) fn supervise(
     start: &dyn Start,
 ) -> Result<ExitCode, TrainError> {
     let run = options.reserve()?;
+    let _lock = RunFolder::at(&run).lock_supervisor()?;
+    signals::note_requests();
     let mut supervised = Supervised {
         config: config.clone(),
         skipped: vec![],
         memory: Memory::new(config, &run)?,
-        checkpoint: newest(&run),
+        in_place: options.same_run().is_some() || options.again,
         names_run: options.out.as_ref() == Some(&run),
         run,
         args,
         resumes: options.resume.is_some(),
     };
-    let running = Running::default();
+    attempt::remove(&supervised.folder()); // what a killed supervisor has left
+    let stop = (!start.stops_by_signal()).then(|| supervised.folder().join(attempt::STOP));
+    let running = Running::new(stop);
     let handler = running.clone();
     if let Err(error) = signals::handle(move || handler.signal()) {
         to_stderr(&format!("warning: Ctrl-C stops the supervisor only: {error}"));
@@ -94,8 +106,8 @@ struct Supervised {
     /// The steps that are skipped if they are not finite.
     skipped: Vec<u64>,
     memory: Option<Memory>,
-    /// The newest checkpoint in the run's folder when the supervisor began.
-    checkpoint: Option<PathBuf>,
+    /// Whether the run is one that existed before.
+    in_place: bool,
     /// The command line.
     args: Vec<OsString>,
     /// Whether the command line resumes a checkpoint.
@@ -108,30 +120,39 @@ impl Supervised {
     fn attempts(&mut self, mut rules: Rules, start: &dyn Start, running: &Running) -> Result<ExitCode, TrainError> {
         let mut restarted = None;
         for number in 1.. {
-            let (before, kills) = (newest(&self.run), causes::oom_kills());
+            let (before, kills) = (written(&self.run), causes::oom_kills());
             self.make_folder()?;
             let environment = self.environment(number, restarted.as_ref());
-            let program = start.command(&self.config, &self.run, &environment)?;
             let args = self.arguments(restarted.take().is_some());
-            let ended = Attempt { program, args, environment, folder: self.folder() }.run(running)?;
+            let ended = match start.command(&self.config, &self.run, &environment) {
+                Ok(_) if running.was_signalled() => return Ok(ExitCode::from(INTERRUPTED)),
+                Ok(program) => Attempt { program, args, environment, folder: self.folder() }.run(running)?,
+                Err(error) if number == 1 => return Err(error),
+                // A machine may be about to start again.
+                Err(error) => {
+                    to_stderr(&format!("error: {error}"));
+                    End::not_started(&error)
+                }
+            };
             let code = |otherwise| ExitCode::from(ended.code.unwrap_or(otherwise));
             if running.was_signalled() {
                 return Ok(code(INTERRUPTED));
             }
             let killed_for_memory = causes::oom_kills() > kills;
-            let (begun, cause, error) = match &ended.result {
+            let (begun, cause, of_step, error) = match &ended.result {
                 Some(Ended::Well) => return Ok(code(0)),
-                Some(Ended::Failed { begun, cause, error }) => (*begun, *cause, error.replace('\n', "; ")),
+                Some(Ended::Failed { begun, cause, step, error }) => (*begun, *cause, *step, error.replace('\n', "; ")),
                 None => {
                     let error = causes::describe(&ended, killed_for_memory);
                     to_stderr(&format!("error: {error}"));
-                    let no_memory = ended.had_no_memory || killed_for_memory && ended.signal == Some(libc::SIGKILL);
-                    (true, if no_memory { Cause::OutOfMemory } else { Cause::Other }, error)
+                    let was_killed = ended.signal == Some(libc::SIGKILL) && !ended.was_dead;
+                    let no_memory = ended.had_no_memory || killed_for_memory && was_killed;
+                    (true, if no_memory { Cause::OutOfMemory } else { Cause::Other }, None, error)
                 }
             };
-            self.rescue();
+            self.recover();
             let newest = newest(&self.run);
-            let step = last_step(&self.run) + 1;
+            let step = of_step.unwrap_or_else(|| RunFolder::at(&self.run).last_step() + 1);
             self.log(&format!("step {step}: {error}"));
             let change = match self.smaller_batch(cause) {
                 Ok(change) => change,
@@ -142,8 +163,10 @@ impl Supervised {
                     return Ok(code(1));
                 }
             };
-            let (saved, non_finite) = (newest != before, cause == Cause::NonFinite);
-            let failure = Failure { begun, step, saved, non_finite, changed: change.is_some(), error };
+            let (saved, non_finite) = (written(&self.run) != before, cause == Cause::NonFinite);
+            // Machines may come back after a while.
+            let changed = change.is_some() || cause == Cause::TooFewRanks;
+            let failure = Failure { begun, step, saved, non_finite, changed, error };
             match rules.after(&failure) {
                 Next::Restart { number, of, wait, skip } => {
                     let skips = skip.map(|step| format!("step {step} will be skipped if it is not finite again"));
@@ -203,14 +226,15 @@ impl Supervised {
     /// The arguments of the next attempt.
     fn arguments(&self, is_restart: bool) -> Vec<OsString> {
         let mut args = self.args.clone();
-        // A later option takes precedence. Until the run has a checkpoint of its own, the command line says what it
-        // begins from.
-        let goes_on = newest(&self.run) != self.checkpoint;
-        if is_restart && (goes_on || !self.resumes) {
-            args.extend(["--resume", "auto"].map(OsString::from));
-        } else if is_restart {
-            // A run that has not made a step is replaced.
-            let _ = fs::write(RunFolder::at(&self.run).metrics(), "");
+        // The folder is another run's, or an older course of this one, until an attempt has taken it. A new run that begins
+        // from another one does so until it has a checkpoint of its own.
+        let is_taken = is_restart && attempt::has_taken_folder(&self.folder());
+        let continues = self.in_place || !self.resumes || newest(&self.run).is_some();
+        if is_taken && continues {
+            args.retain(|arg| arg != "--partial");
+            args.extend(["--resume", "auto"].map(OsString::from)); // the last option takes precedence
+        } else if is_taken {
+            let _ = fs::write(RunFolder::at(&self.run).metrics(), ""); // a run that has not made a step may be replaced
         }
         if let (Some(size), true) = (self.config.train.micro_batch_size, self.config.resilience.dynamic_batch) {
             args.push(format!("--set=train.micro_batch_size={size}").into());
@@ -222,12 +246,12 @@ impl Supervised {
     }
 
     /// Copies a newer checkpoint in memory to the disk.
-    fn rescue(&self) {
+    fn recover(&self) {
         let Some(memory) = &self.memory else { return };
-        let line = match memory.rescue(&self.run) {
+        let line = match memory.recover(&self.run) {
             Ok(None) => return,
-            Ok(Some(step)) => format!("the checkpoint of step {step} is rescued from memory"),
-            Err(error) => format!("warning: no checkpoint is rescued from memory: {error}"),
+            Ok(Some(step)) => format!("recovered the checkpoint of step {step} from memory"),
+            Err(error) => format!("warning: no checkpoint is recovered from memory: {error}"),
         };
         to_stderr(&line);
         self.log(&line);
@@ -267,6 +291,7 @@ impl Supervised {
     /// Removes what was needed between the processes, and a folder in which no run has begun.
     fn clean(&self) {
         attempt::remove(&self.folder());
+        RunFolder::at(&self.run).remove_supervisor_lock();
         let _ = fs::remove_dir(&self.run);
     }
 }
@@ -276,13 +301,9 @@ fn newest(run: &Path) -> Option<PathBuf> {
     Folder::of_run(run).latest().ok().flatten()
 }
 
-/// The last step in a run's metrics; 0 before the first.
-fn last_step(run: &Path) -> u64 {
-    let text = fs::read(RunFolder::at(run).metrics()).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    let step = |line: &str| {
-        let line = serde_json::from_str::<serde_json::Value>(line).ok()?;
-        line.get("loss").and(line["step"].as_u64()) // null if it was not finite
-    };
-    text.lines().rev().find_map(step).unwrap_or(0)
+/// The newest checkpoint of a run, and when it was written: it may replace one of the same step.
+fn written(run: &Path) -> Option<(PathBuf, SystemTime)> {
+    let path = newest(run)?;
+    let at = fs::metadata(path.join("index.json")).and_then(|index| index.modified());
+    Some((path, at.unwrap_or(SystemTime::UNIX_EPOCH)))
 }

@@ -2,12 +2,14 @@
 
 use crate::error::TrainError;
 use crate::host::attempt::{self, Ended};
+use crate::host::signals;
 use std::env;
 use std::ffi::OsString;
+use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,10 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(20);
 /// A process that gives no sign of life for this long is stopped, or its machine swaps.
 const DEAD: Duration = Duration::from_secs(60);
+/// A look that takes longer counts as this long: the supervisor itself may have been stopped, or waited for the disk.
+const LONG_LOOK: Duration = Duration::from_secs(1);
+/// A process that has said how it ended, and has not ended after this time, is stuck in its exit.
+const EXIT: Duration = Duration::from_secs(60);
 
 /// The process to start.
 pub(super) struct Attempt {
@@ -43,23 +49,43 @@ pub(super) struct End {
     pub result: Option<Ended>,
 }
 
+impl End {
+    /// Of a process that could not be started.
+    pub fn not_started(error: &TrainError) -> Self {
+        let (cause, step) = error.cause();
+        let result = Some(Ended::Failed { begun: false, cause, step, error: error.to_string() });
+        Self { code: None, signal: None, was_dead: false, had_no_memory: false, result }
+    }
+}
+
 /// The process that runs now, and the signals so far.
-#[derive(Clone, Default)]
-pub(super) struct Running(Arc<Mutex<(Option<i32>, usize)>>);
+#[derive(Clone)]
+pub(super) struct Running(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    /// The process group.
+    group: Option<i32>,
+    signals: usize,
+    /// The file that asks the process to stop after its step, if a signal would not let it.
+    stop: Option<PathBuf>,
+}
 
 impl Running {
+    /// `stop` is the file that asks a process to stop if a signal would end it at once, as with mpirun.
+    pub fn new(stop: Option<PathBuf>) -> Self {
+        Self(Arc::new(Mutex::new(State { stop, ..State::default() })))
+    }
+
     /// Passes on a signal: the process stops after its step, at the second one at once, and at the third one it is killed.
     pub fn signal(&self) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        state.1 += 1;
-        let signal = if state.1 < 3 { libc::SIGTERM } else { libc::SIGKILL };
-        if let Some(group) = state.0 {
-            send(group, signal);
-        }
+        let mut state = self.state();
+        state.signals += 1;
+        state.pass_on();
     }
 
     pub fn was_signalled(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).1 > 0
+        self.state().signals > 0
     }
 
     /// Sleeps; returns early, and true, after a signal.
@@ -71,8 +97,28 @@ impl Running {
         self.was_signalled()
     }
 
+    /// Sets the process group, which also gets a signal that came before.
     fn set(&self, group: Option<i32>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).0 = group;
+        let mut state = self.state();
+        state.group = group;
+        if state.signals > 0 {
+            state.pass_on();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn pass_on(&self) {
+        let Some(group) = self.group else { return };
+        match (self.signals, &self.stop) {
+            (1, Some(file)) => drop(fs::write(file, "")),
+            (1 | 2, _) => send(group, libc::SIGTERM),
+            _ => send(group, libc::SIGKILL),
+        }
     }
 }
 
@@ -91,18 +137,24 @@ impl Attempt {
         let mut child = command.spawn().map_err(failed)?;
         let group = child.id() as i32;
         running.set(Some(group));
-        let (mut sign, mut seen, mut was_dead) = (None, Instant::now(), false);
+        let (mut sign, mut silent, mut exiting, mut was_dead) = (None, Duration::ZERO, Duration::ZERO, false);
+        let mut looked = Instant::now();
         let status = loop {
             let status = child.try_wait().map_err(failed)?;
             if let Some(status) = status {
                 break status;
             }
-            let now = attempt::sign_of_life(&self.folder);
-            if now != sign || now.is_none() {
-                (sign, seen) = (now, Instant::now());
+            if signals::take_request() {
+                send(group, libc::SIGUSR1);
             }
-            if seen.elapsed() > DEAD {
-                was_dead = true;
+            let now = attempt::sign_of_life(&self.folder);
+            let took = looked.elapsed().min(LONG_LOOK);
+            looked = Instant::now();
+            silent = if now == sign && now.is_some() { silent + took } else { Duration::ZERO };
+            sign = now;
+            exiting = if attempt::ended(&self.folder).is_some() { exiting + took } else { Duration::ZERO };
+            if silent > DEAD || exiting > EXIT {
+                was_dead = silent > DEAD;
                 send(group, libc::SIGKILL);
             }
             thread::sleep(LOOK);
@@ -123,11 +175,13 @@ fn send(group: i32, signal: i32) {
 /// If the supervisor is killed, the process stops after its step. Linux only: elsewhere it goes on.
 fn end_with_parent(command: &mut Command) {
     #[cfg(target_os = "linux")]
-    // SAFETY: prctl is a system call without memory, which may be made between fork and exec.
+    // SAFETY: prctl and getppid are system calls without memory, which may be made between fork and exec.
     unsafe {
-        command.pre_exec(|| {
+        let parent = std::process::id() as i32;
+        command.pre_exec(move || {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
-            Ok(())
+            // It may have died before.
+            if libc::getppid() == parent { Ok(()) } else { Err(std::io::Error::from_raw_os_error(libc::ESRCH)) }
         });
     }
     #[cfg(not(target_os = "linux"))]

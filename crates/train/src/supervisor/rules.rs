@@ -49,6 +49,7 @@ pub(super) struct Rules {
     most: usize,
     /// Whether a step that is not finite again and again is skipped.
     skips: bool,
+    skipped: Vec<u64>,
     restarts: usize,
     /// Failures since the last checkpoint.
     without_progress: u32,
@@ -59,7 +60,7 @@ pub(super) struct Rules {
 impl Rules {
     /// Allows `most` restarts; `skips` skips a step that is not finite again and again.
     pub fn new(most: usize, skips: bool) -> Self {
-        Self { most, skips, restarts: 0, without_progress: 0, same: None }
+        Self { most, skips, skipped: vec![], restarts: 0, without_progress: 0, same: None }
     }
 
     pub fn after(&mut self, failure: &Failure) -> Next {
@@ -72,11 +73,13 @@ impl Rules {
             _ => 1,
         };
         self.same = Some((failure.step, error, times)).filter(|_| !failure.changed);
-        let skip = (times == SAME && failure.non_finite && self.skips).then_some(failure.step);
-        if times == SAME && !failure.changed && skip.is_none() {
-            let step = failure.step;
+        let step = failure.step;
+        let may_skip = self.skips && failure.non_finite && !self.skipped.contains(&step);
+        let skip = (times >= SAME && may_skip).then_some(step);
+        self.skipped.extend(skip);
+        if times >= SAME && !failure.changed && skip.is_none() {
             return Next::GiveUp(Some(format!(
-                "step {step} has failed {SAME} times in a row in the same way, so no restart will help"
+                "step {step} has failed {times} times in a row in the same way, so no restart will help"
             )));
         }
         if self.restarts == self.most {
@@ -157,15 +160,15 @@ mod tests {
         let nan = Failure { non_finite: true, ..failure(7, "NaN", false) };
         let after_three = |skips| {
             let mut rules = Rules::new(100, skips);
-            let nexts: Vec<Next> = (0..3).map(|_| rules.after(&nan)).collect();
+            let nexts: Vec<Next> = (0..4).map(|_| rules.after(&nan)).collect();
             let skipped = |next: &Next| match next {
                 Next::Restart { skip, .. } => Some(*skip),
                 Next::GiveUp(_) => None,
             };
             nexts.iter().map(skipped).collect::<Vec<_>>()
         };
-        assert_eq!(after_three(true), [Some(None), Some(None), Some(Some(7))]);
-        assert_eq!(after_three(false), [Some(None), Some(None), None]);
+        assert_eq!(after_three(true), [Some(None), Some(None), Some(Some(7)), None], "once only");
+        assert_eq!(after_three(false), [Some(None), Some(None), None, None]);
         // Another micro-batch may fit.
         let mut rules = Rules::new(100, false);
         let changed = Failure { changed: true, ..failure(7, "no memory", false) };

@@ -60,6 +60,7 @@ impl Trainer<'_> {
             self.memory = None;
             return Ok(());
         }
+        memory.pruned(true); // memory has room for two
         let index = self.index(step, loss, val_loss);
         self.memory.iter_mut().for_each(|memory| memory.start(self.fsdp.state(), index.clone()));
         Ok(())

@@ -11,27 +11,23 @@ const TIMES: f64 = 1.5;
 /// ... and this many seconds longer per step.
 const SECONDS: f64 = 0.005;
 
-/// How long this rank has computed, and not waited for others, in the last steps.
+/// How long this rank has computed in the last steps, and not waited for other ranks or data.
 #[derive(Debug, Default)]
 pub(super) struct Busy {
     steps: usize,
     seconds: f64,
-    /// Time in calls before these steps.
-    in_calls: Duration,
     /// Ranks that were reported.
     told: Vec<usize>,
 }
 
 impl Trainer<'_> {
-    /// Adds a step that took this long. Every 20 steps, compares the ranks. A collective then.
-    pub(super) fn compare_ranks(&mut self, step: usize, took: Duration) -> Result<(), TrainError> {
+    /// Adds a step in which this rank computed this long. Every 20 steps, compares the ranks. A collective then.
+    pub(super) fn compare_ranks(&mut self, step: usize, computed: Duration) -> Result<(), TrainError> {
         let world_size = self.comm.world_size();
         if world_size == 1 {
             return Ok(());
         }
-        let in_calls = self.comm.flight().time_in_calls();
-        let waited = in_calls - std::mem::replace(&mut self.busy.in_calls, in_calls);
-        self.busy.seconds += took.saturating_sub(waited).as_secs_f64();
+        self.busy.seconds += computed.as_secs_f64();
         self.busy.steps += 1;
         if self.busy.steps < STEPS {
             return Ok(());

@@ -44,7 +44,11 @@ fn run(folder: &Path, seed: u64, undisturbed: &mut HashMap<usize, Vec<f64>>) {
     let (faults, out) = (faults.join("; "), format!("chaos-{seed}"));
     let steps = format!("--steps={STEPS}");
     let memory = format!("--set=resilience.memory_every={}", [0, 0, 1, 2].choose(random).unwrap());
-    let args = [&[&*steps, "--restarts=6", "--set=resilience.min_gpus=1", &memory], LAYOUTS[layout]].concat();
+    let args = [
+        &[&*steps, "--restarts=6", "--set=resilience.min_gpus=1", "--set=comm.timeout_seconds=5", &memory],
+        LAYOUTS[layout],
+    ]
+    .concat();
     let case = format!("KILN_CHAOS_SEED={seed}: KILN_FAULTS=\"{faults}\" {}", args.join(" "));
     let output = with_faults(folder, &faults, &[&args], &out);
     let told = said(&output);

@@ -8,15 +8,16 @@ use common::{TINY, folder_with_text, metrics, program, succeed, values};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
 
-/// Four ranks and a checkpoint every three steps; calls time out after 3 s.
+/// Four ranks and a checkpoint every three steps.
 const RUN: &[&str] = &[
     "--gpus=4",
     "--set=checkpoint.every=3",
     "--set=train.micro_batch_size=1",
     "--set=train.global_batch_size=12",
-    "--set=comm.timeout_seconds=3",
     "--set=train.val_every=0",
 ];
 
@@ -56,7 +57,8 @@ fn a_run_survives_a_panic_a_kill_and_a_rank_that_hangs_with_the_losses_of_an_und
     let folder = folder_with_text();
     succeed(folder.path(), &[TINY, RUN, &["--steps=14", "--out=undisturbed"]].concat());
     let faults = "panic:step=5,rank=2,attempt=1; kill:step=8,rank=1,attempt=2; hang:step=11,rank=3,attempt=3";
-    let output = with_faults(folder.path(), faults, &[&["--steps=14", "--restarts=3"]], "run");
+    let hang = ["--steps=14", "--restarts=3", "--set=comm.timeout_seconds=5"];
+    let output = with_faults(folder.path(), faults, &[&hang], "run");
     let said = said(&output);
     assert!(output.status.success(), "{said}");
     let run = folder.path().join("run");
@@ -100,7 +102,7 @@ fn a_run_that_has_lost_devices_goes_on_with_fewer_ranks_and_then_with_all() {
 
     let output = with_faults(folder.path(), "lost:step=5,rank=3", &[&["--steps=14", "--restarts=3"]], "refused");
     let told = said(&output);
-    let expected = "3 of the run's 4 ranks have a device left, and resilience.min_gpus is 4: bring the devices back";
+    let expected = "3 of the run's 4 ranks can start, and resilience.min_gpus is 4: bring the devices or machines back";
     assert!(output.status.code() == Some(1) && told.contains(expected), "{told}");
     check_folder(folder.path(), "refused");
 }
@@ -114,17 +116,19 @@ fn a_killed_run_goes_on_from_a_checkpoint_in_memory_that_is_newer_than_that_on_d
     let output = with_faults(folder.path(), "kill:step=9,rank=2,attempt=1", &[&memory], "run");
     let told = said(&output);
     assert!(output.status.success(), "{told}");
-    let rescued = |line: &str| {
-        line.strip_prefix("the checkpoint of step ")?.strip_suffix(" is rescued from memory")?.parse().ok()
-    };
+    let rescued =
+        |line: &str| line.strip_prefix("recovered the checkpoint of step ")?.strip_suffix(" from memory")?.parse().ok();
     let step: usize = told.lines().find_map(rescued).unwrap_or_else(|| panic!("{told}"));
     // The last one may not be whole.
     assert!((6..=8).contains(&step), "{told}");
     assert_eq!(losses(&folder.path().join("run")), losses(&folder.path().join("undisturbed")));
     check_folder(folder.path(), "run");
-    let left = fs::read_dir("/dev/shm").unwrap().flatten().map(|entry| entry.path().join("checkpoints"));
-    let is_of_this_run = |path: &std::path::PathBuf| path.join("step-13").exists();
-    assert!(!left.into_iter().any(|path| is_of_this_run(&path)), "memory is left full");
+    let in_memory =
+        fs::read_dir("/dev/shm").unwrap().flatten().flat_map(|entry| fs::read_dir(entry.path().join("checkpoints")));
+    let configs =
+        in_memory.flatten().flatten().filter_map(|step| fs::read_to_string(step.path().join("config.yaml")).ok());
+    let of_this_run = |config: String| config.contains(&*folder.path().to_string_lossy());
+    assert!(!configs.into_iter().any(of_this_run), "memory is left full");
     let refused = with_faults(folder.path(), "", &[&["--set=resilience.memory_every=1"]], "refused");
     assert!(said(&refused).contains("give resilience.restarts too"), "{}", said(&refused));
 }
@@ -167,9 +171,84 @@ fn a_run_without_memory_goes_on_with_smaller_micro_batches_and_one_that_is_nan_a
 }
 
 #[test]
+fn a_restart_of_a_resumed_run_keeps_what_it_had_and_begins_where_the_run_did() {
+    let folder = folder_with_text();
+    succeed(folder.path(), &[TINY, RUN, &["--steps=10", "--out=run"]].concat());
+    let run = folder.path().join("run");
+    let before = losses(&run);
+    let resumed =
+        |faults: &str, args: &[&str]| program(folder.path(), args).env("KILN_FAULTS", faults).output().unwrap();
+    let output = resumed("panic:step=11,rank=2,attempt=1", &["--resume=run", "--steps=12", "--restarts=1"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!((losses(&run).len(), &losses(&run)[..10]), (12, &before[..]));
+    // From an older checkpoint, which fails before it saves another one: not from the newer one of the older course.
+    let branch = ["--resume=run/checkpoints/step-10", "--steps=13", "--restarts=1", "--set=checkpoint.every=50"];
+    let output = resumed("panic:step=12,rank=2,attempt=1", &branch);
+    let told = said(&output);
+    assert!(output.status.success() && told.contains(", from run/checkpoints/step-10"), "{told}");
+    assert_eq!(losses(&run).len(), 13);
+    check_folder(folder.path(), "run");
+}
+
+/// Starts a supervised run that takes long, and waits for its second step.
+fn start(folder: &Path, out: &str) -> std::process::Child {
+    let args = [TINY, RUN, &["--steps=100", "--restarts=2", "--set=checkpoint.every=0", "--out", out]].concat();
+    let mut child = program(folder, &args)
+        .env("KILN_FAULTS", "slow:step=1,ms=200")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let metrics = folder.join(out).join("metrics.jsonl");
+    while !fs::read_to_string(&metrics).is_ok_and(|text| text.contains("{\"step\":2,")) {
+        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+        thread::sleep(Duration::from_millis(10));
+    }
+    child
+}
+
+/// The process that a supervisor has started.
+fn attempt_of(supervisor: &std::process::Child) -> String {
+    let children = format!("/proc/{0}/task/{0}/children", supervisor.id());
+    fs::read_to_string(children).unwrap().trim().to_string()
+}
+
+fn kill(signal: &str, process: &str) {
+    assert!(Command::new("kill").args([signal, process]).status().unwrap().success());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_signal_to_supervisor_and_process_stops_the_run_after_its_step_and_a_second_supervisor_is_refused() {
+    let folder = folder_with_text();
+    let supervisor = start(folder.path(), "run");
+    let second = with_faults(folder.path(), "", &[&["--resume=auto", "--steps=100", "--restarts=2"]], "run");
+    let told = said(&second);
+    assert!(second.status.code() == Some(1) && told.contains("another process"), "{told}");
+
+    // SIGUSR1 asks for the ranks' calls, and disturbs nobody.
+    kill("-USR1", &supervisor.id().to_string());
+    let records =
+        || fs::read_dir(folder.path().join("run/logs/flight")).is_ok_and(|mut entries| entries.next().is_some());
+    while !records() {
+        thread::sleep(Duration::from_millis(10));
+    }
+    let attempt = attempt_of(&supervisor);
+    kill("-TERM", &supervisor.id().to_string());
+    kill("-TERM", &attempt);
+    let output = supervisor.wait_with_output().unwrap();
+    let told = said(&output);
+    assert_eq!(output.status.code(), Some(130), "{told}");
+    assert!(!told.contains("restart 1"), "{told}");
+    check_folder(folder.path(), "run");
+    let (doctor, _) = succeed(folder.path(), &["doctor", "run"]);
+    assert!(doctor.contains("The last calls of ranks 0, 1, 2 and 3"), "{doctor}");
+}
+
+#[test]
 fn a_rank_that_is_slow_is_named() {
     let folder = folder_with_text();
-    let output = with_faults(folder.path(), "slow:step=1,rank=2,ms=60", &[&["--steps=21"]], "run");
+    let output = with_faults(folder.path(), "slow:step=1,rank=2,ms=300", &[&["--steps=21"]], "run");
     assert!(said(&output).contains("warning: rank 2 is a straggler: it computed "), "{}", said(&output));
 }
 

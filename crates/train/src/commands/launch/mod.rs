@@ -143,6 +143,11 @@ impl Start for Mpi {
         words.extend(["-n".into(), processes.to_string().into(), self.program.clone().into_os_string()]);
         Ok(words)
     }
+
+    /// mpirun kills the processes soon after a signal.
+    fn stops_by_signal(&self) -> bool {
+        false
+    }
 }
 
 impl Mpi {
