@@ -4,6 +4,7 @@ pub(crate) mod batch;
 pub(crate) mod batches;
 pub(crate) mod epochs;
 pub(crate) mod job;
+mod next_step;
 mod pace;
 pub(crate) mod profile;
 pub(crate) mod recorder;
@@ -26,8 +27,8 @@ use crate::plan::units::{units, update_selection_biases};
 use crate::run::folder::RunFolder;
 use crate::run::resume::Resume;
 use crate::run::saver::Saver;
-use crate::trainer::batch::{BatchMaker, RowCounts};
-use crate::trainer::batches::{Batches, MicroBatchRows};
+use crate::trainer::batch::BatchMaker;
+use crate::trainer::batches::Batches;
 use crate::trainer::job::{Job, MEASURED};
 use crate::trainer::recorder::Recorder;
 use crate::trainer::z_score::Recent;
@@ -36,24 +37,14 @@ use checkpoint::{Best, Lowest};
 use comm::Communicator;
 use data::Loader;
 use fsdp::{BeforeStep, Fsdp, FsdpConfig, NonFinite, StageTimes, StepReport, Unloaded};
-use model::{Batch, ExpertLoads, Flops, Parallel, StepContext};
+use model::{Batch, ExpertLoads, Flops, Parallel};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use next_step::NextStep;
 pub use pace::Pace;
 use profile::StepProfile;
-
-/// A rank's part of a step.
-struct Next {
-    micro_batches: Vec<Batch>,
-    /// Number of counted sequences in each micro-batch.
-    weights: Vec<f64>,
-    /// Counts of the whole step, or of this rank's part if the proportions are the same.
-    counts: RowCounts,
-    /// Time spent waiting for it.
-    waited: Duration,
-}
 
 /// The outcome of a run.
 #[derive(Debug, Clone)]
@@ -253,7 +244,7 @@ impl<'a> Trainer<'a> {
             skips: 0,
             is_due: false,
             saved_at: Instant::now(),
-            loader: start_loader(job, batches.clone()),
+            loader: next_step::start_loader(job, batches.clone()),
             batches,
             tokens: resumed.map_or(0, |index| index.tokens),
             flops: job.config.by_length().iter().map(Config::flops).collect(),
@@ -284,7 +275,7 @@ impl<'a> Trainer<'a> {
         let is_nan = self.job.faults.strike(step + 1, self.rank)?;
         let lr = learning_rate(optim, step, train.steps);
         self.comm.note_place(step as u64 + 1, "waiting for data");
-        let Next { micro_batches, mut weights, counts, waited } = self.next_batches(step)?;
+        let NextStep { micro_batches, mut weights, counts, waited } = self.next_batches(step)?;
         if is_nan {
             weights.fill(f64::NAN);
         }
@@ -348,35 +339,6 @@ impl<'a> Trainer<'a> {
         Err(TrainError::Skipped { step, what, skipped, last_good: self.saver.last_good() })
     }
 
-    /// This rank's micro-batches of a step.
-    fn next_batches(&mut self, step: usize) -> Result<Next, TrainError> {
-        let start = Instant::now();
-        let tokens = self.loader.next().expect("the loader was started for this step")?;
-        let waited = start.elapsed();
-        let rows: Vec<_> = self.batches.rows(step).into_iter().zip(tokens).collect();
-        let mut counts = RowCounts::default();
-        rows.iter().filter(|(rows, _)| rows.count).for_each(|(_, tokens)| counts += self.maker.count(tokens));
-        let counts = self.over_ranks(counts)?;
-        let (mut micro_batches, mut weights) = (vec![], vec![]);
-        for (MicroBatchRows { rows, count }, tokens) in rows {
-            let place = StepContext { seed: self.job.config.train.seed, step: step as u64, first_row: rows.start };
-            let place = Some(place).filter(|_| count); // filler micro-batches have no effect on the run
-            micro_batches.push(self.maker.for_training(tokens, place, counts.scale())?);
-            weights.push(if count { (rows.end - rows.start) as f64 } else { 0.0 });
-        }
-        Ok(Next { micro_batches, weights, counts, waited })
-    }
-
-    /// Sums the counts over all ranks. If every position has a label, returns this rank's counts, which have the same
-    /// proportions.
-    fn over_ranks(&self, counts: RowCounts) -> Result<RowCounts, TrainError> {
-        if !self.maker.documents_apart() {
-            return Ok(counts);
-        }
-        let sums = self.fsdp.all_reduce(&[counts.positions, counts.labels, counts.squares])?;
-        Ok(RowCounts { positions: sums[0], labels: sums[1], squares: sums[2] })
-    }
-
     /// Whether any rank was asked to stop; all ranks get the same answer. For periods without steps; during steps, the
     /// step's messages carry the answer.
     fn should_stop(&mut self) -> Result<bool, TrainError> {
@@ -404,12 +366,6 @@ impl<'a> Trainer<'a> {
 /// What a rank contributes to every step: 1 if it was asked to stop.
 fn asked_to_stop(job: &Job) -> f64 {
     if job.stop.load(Ordering::Relaxed) { 1.0 } else { 0.0 }
-}
-
-/// Reads ahead, starting at the run's first step.
-fn start_loader(job: &Job, batches: Batches) -> Loader<Vec<data::Batch>> {
-    let first = job.resume.as_ref().map_or(0, |resume| resume.index.step);
-    Loader::start(first..job.config.train.steps as u64, move |step| batches.cut(step as usize))
 }
 
 /// Describes what was not finite, and where.

@@ -81,7 +81,7 @@ impl TokenFile {
     pub fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>, DataError> {
         let mut bytes = vec![0; ((range.end - range.start) * self.width) as usize];
         let read = || self.file.read_exact_at(&mut bytes, self.offset + range.start * self.width);
-        again_and_again(read).map_err(|error| match error.kind() {
+        retry(read).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => {
                 let problem = format!("was cut short while it is in use: it ends before token {}", range.end);
                 DataError::Tokens { path: self.path.clone(), problem }
@@ -143,7 +143,7 @@ const AGAIN: [Duration; 3] = if cfg!(test) {
 };
 
 /// Tries to read four times, unless the file is too short.
-fn again_and_again(mut read: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+fn retry(mut read: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     for wait in AGAIN {
         match read() {
             Err(error) if error.kind() != ErrorKind::UnexpectedEof => thread::sleep(wait),
@@ -161,7 +161,7 @@ mod tests {
     fn a_read_that_fails_is_tried_again_unless_the_file_is_too_short() {
         let attempts = |fails: usize, kind: ErrorKind| {
             let mut attempts = 0;
-            let result = again_and_again(|| {
+            let result = retry(|| {
                 attempts += 1;
                 if attempts <= fails { Err(kind.into()) } else { Ok(()) }
             });

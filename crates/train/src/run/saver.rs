@@ -126,7 +126,7 @@ impl Saver {
         // A failure leaves everything in place, because other ranks are still writing; the run's end cleans up.
         let write = move || {
             let (partial, (before, pieces)) = (folder.partial(step), part());
-            again_and_again(&is_given_up, || {
+            retry(&is_given_up, || {
                 if rank == 0 {
                     folder.begin(&index, &extra)?;
                 }
@@ -152,7 +152,7 @@ impl Saver {
                 pause = (2 * pause).min(LOOK[1]);
             }
             copies::compare(&folder, step, world_size)?;
-            Ok(Some(again_and_again(&is_given_up, || folder.complete(step))?))
+            Ok(Some(retry(&is_given_up, || folder.complete(step))?))
         };
         let (thread, started) = (Some(thread::spawn(write)), Instant::now());
         self.under_way = Some(Save { step, missing, kept, started, written, given_up, failure: None, thread });
@@ -303,7 +303,7 @@ fn is_of_disk(error: &CheckpointError) -> bool {
 }
 
 /// Tries to write three times, unless nobody waits for it any more.
-fn again_and_again<T>(
+fn retry<T>(
     given_up: &AtomicBool,
     mut write: impl FnMut() -> Result<T, CheckpointError>,
 ) -> Result<T, CheckpointError> {
