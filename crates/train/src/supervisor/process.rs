@@ -19,8 +19,9 @@ const LOOK: Duration = Duration::from_millis(20);
 const DEAD: Duration = Duration::from_secs(60);
 /// A look that takes longer counts as this long: the supervisor itself may have been stopped, or waited for the disk.
 const LONG_LOOK: Duration = Duration::from_secs(1);
-/// A process that has said how it ended, and has not ended after this time, is stuck in its exit.
-const EXIT: Duration = Duration::from_secs(60);
+/// A process that has said how it ended, and has not ended after this time, is stuck in its exit; mpirun waits a minute
+/// for a machine that is cut off.
+const EXIT: Duration = Duration::from_secs(20);
 
 /// The process to start.
 pub(super) struct Attempt {
