@@ -1,7 +1,7 @@
 //! An engine that simulates a slow network.
 
 use burn::tensor::Device;
-use comm::{CommError, Engine, Payload, Signature};
+use comm::{CommError, Cost, Engine, Metered, Payload, Signature};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -41,18 +41,22 @@ impl Engine for SlowEngine {
         self.engine.device()
     }
 
-    fn exchange(&self, signature: &Signature, parts: Vec<Option<Payload>>) -> Result<Vec<Option<Payload>>, CommError> {
-        let found = self.engine.exchange(signature, parts)?;
+    fn exchange(&self, signature: &Signature, parts: Vec<Option<Payload>>) -> Metered<Vec<Option<Payload>>> {
+        let (found, cost) = self.engine.exchange(signature, parts)?;
         let others = found.iter().enumerate().filter(|(from, _)| *from != self.rank());
         self.sleep(others.filter_map(|(_, part)| part.as_ref()).map(Payload::bytes).sum());
-        Ok(found)
+        Ok((found, cost))
     }
 
-    fn all_gather(&self, signature: &Signature, shard: Payload) -> Result<Payload, CommError> {
+    fn all_gather(&self, signature: &Signature, shard: Payload) -> Metered<Payload> {
         let own = shard.bytes();
-        let full = self.engine.all_gather(signature, shard)?;
+        let (full, cost) = self.engine.all_gather(signature, shard)?;
         self.sleep(full.bytes() - own);
-        Ok(full)
+        Ok((full, cost))
+    }
+
+    fn agree(&self, signature: &Signature) -> Result<Cost, CommError> {
+        self.engine.agree(signature)
     }
 
     fn send(&self, payload: Payload, to: usize) -> Result<(), CommError> {
