@@ -88,7 +88,7 @@ pub enum TrainError {
     #[error("cannot write {}: {source}", path.display())]
     Metrics { path: PathBuf, source: io::Error },
 
-    #[error("cannot {what}: {source}: start it without --restarts")]
+    #[error("cannot {what}: {source}")]
     Supervisor { what: &'static str, source: io::Error },
 
     /// A fault on purpose.

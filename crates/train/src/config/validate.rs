@@ -5,7 +5,7 @@ mod nearest;
 #[cfg(test)]
 mod tests;
 
-use super::{Config, LrSchedule, preset};
+use super::{Config, LrSchedule, ResilienceConfig, preset};
 use crate::config::learning_rate::learning_rate;
 use crate::error::TrainError;
 use crate::format::count;
@@ -98,7 +98,15 @@ impl Config {
                 format!("{param:?}").to_lowercase()
             )
         });
-        warmup.into_iter().chain(bubble).chain(without).chain(widened).collect()
+        let ResilienceConfig { restarts, dynamic_batch, skip_non_finite, memory_every, .. } = self.resilience;
+        let keys = [
+            ("memory_every", memory_every > 0),
+            ("dynamic_batch", dynamic_batch),
+            ("skip_non_finite", skip_non_finite),
+        ];
+        let idle = keys.into_iter().filter(|(_, given)| *given && restarts == 0);
+        let idle = idle.map(|(key, _)| format!("resilience.{key} is without effect: give resilience.restarts too"));
+        warmup.into_iter().chain(bubble).chain(without).chain(widened).chain(idle).collect()
     }
 
     fn validate_comm(&self) -> Result<(), TrainError> {
@@ -125,10 +133,9 @@ impl Config {
         require(self.resilience.min_gpus != Some(0), || {
             "resilience.min_gpus is 0: give at least 1, or null to require all ranks".into()
         })?;
-        require(self.resilience.memory_every == 0 || self.resilience.restarts > 0, || {
-            "resilience.memory_every is without effect, because only a restart reads checkpoints in memory: give \
-             resilience.restarts too, or leave it out"
-                .into()
+        let (least, gpus) = (self.resilience.min_gpus.unwrap_or(0), self.parallel.gpus);
+        require(least <= gpus, || {
+            format!("resilience.min_gpus is {least}, and parallel.gpus is {gpus}: give at most as many, or null")
         })
     }
 

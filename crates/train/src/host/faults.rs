@@ -124,7 +124,7 @@ fn fault(text: &str) -> Result<Fault, TrainError> {
     let (mut step, mut rank, mut attempt, mut ms, mut back) = (None, None, None, None, None);
     for value in values.split(',').map(str::trim).filter(|value| !value.is_empty()) {
         let (key, number) = value.split_once('=').ok_or_else(|| wrong("which has no `=`"))?;
-        let number: usize = number.trim().parse().map_err(|_| wrong("which has something else than a number"))?;
+        let number: usize = number.trim().parse().map_err(|_| wrong("where a value is not a whole number"))?;
         let slot = match key.trim() {
             "step" => &mut step,
             "rank" => &mut rank,
@@ -150,7 +150,10 @@ fn fault(text: &str) -> Result<Fault, TrainError> {
         }
         _ => return Err(wrong("which is an unknown kind")),
     };
-    let step = step.ok_or_else(|| wrong("which has no step"))?;
+    let step = step.filter(|step| *step > 0).ok_or_else(|| wrong("which has no step, from 1"))?;
+    if attempt == Some(0) {
+        return Err(wrong("and attempts count from 1"));
+    }
     Ok(Fault { kind, step, rank: rank.unwrap_or(0), attempt })
 }
 
@@ -167,9 +170,11 @@ mod tests {
         assert!(at(1, 5, 0).unwrap() && at(2, 5, 0).unwrap());
         for (text, what) in [
             ("panic", "which has no step"),
+            ("panic:step=0", "which has no step, from 1"),
+            ("nan:step=3,attempt=0", "attempts count from 1"),
             ("quake:step=1", "an unknown kind"),
             ("panic:step", "no `=`"),
-            ("panic:step=x", "else than a number"),
+            ("panic:step=x", "not a whole number"),
             ("panic:step=1,ms=2", "an unknown key"),
         ] {
             let error = parse(text).unwrap_err().to_string();

@@ -131,7 +131,10 @@ impl Saver {
                     folder.begin(&index, &extra)?;
                 }
                 before(&partial)?;
-                write_rank(&partial, rank, &pieces, &of_thread)
+                write_rank(&partial, rank, &pieces, &of_thread).inspect_err(|_| {
+                    // Half a file must not keep the disk full, also for others.
+                    let _ = fs::remove_file(partial.join(format!("rank-{rank}.safetensors")));
+                })
             })?;
             drop(pieces); // the optimizer's next step need not keep the old values any longer
             if rank > 0 {

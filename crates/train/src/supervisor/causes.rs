@@ -10,10 +10,14 @@ pub(super) fn describe(end: &End, out_of_memory: bool) -> String {
             "the process gave no sign of life for a minute (stopped, or its machine has no memory left)".into()
         }
         _ if end.had_no_memory => "the process could not allocate memory: there is none, or a limit is reached".into(),
-        Some(libc::SIGKILL) if out_of_memory => {
+        _ if out_of_memory && end.was_killed() => {
             "the kernel killed the process because there was not enough memory (SIGKILL)".into()
         }
         Some(signal) => format!("the process was killed by {}", name(signal)),
+        // A launcher says in this way which signal has ended a process of its own.
+        None if end.code.is_some_and(|code| (129..160).contains(&code)) => {
+            format!("a process was ended by {}", name(i32::from(end.code.unwrap_or(0)) - 128))
+        }
         None => format!("the process exited with code {} and no result", end.code.unwrap_or(0)),
     }
 }

@@ -75,11 +75,14 @@ pub(crate) fn supervise(
     let run = options.reserve()?;
     let _lock = RunFolder::at(&run).lock_supervisor()?;
     signals::note_requests();
+    let in_place = options.same_run().is_some() || options.again;
+    let (memory, recovered) = Memory::new(config, &run, in_place)?;
+    recovered.iter().for_each(|line| to_stderr(line));
     let mut supervised = Supervised {
         config: config.clone(),
         skipped: vec![],
-        memory: Memory::new(config, &run)?,
-        in_place: options.same_run().is_some() || options.again,
+        memory,
+        in_place,
         names_run: options.out.as_ref() == Some(&run),
         run,
         args,
@@ -125,7 +128,10 @@ impl Supervised {
             let environment = self.environment(number, restarted.as_ref());
             let args = self.arguments(restarted.take().is_some());
             let ended = match start.command(&self.config, &self.run, &environment) {
-                Ok(_) if running.was_signalled() => return Ok(ExitCode::from(INTERRUPTED)),
+                Ok(_) if running.was_signalled() => {
+                    self.say_stopped();
+                    return Ok(ExitCode::from(INTERRUPTED));
+                }
                 Ok(program) => Attempt { program, args, environment, folder: self.folder() }.run(running)?,
                 Err(error) if number == 1 => return Err(error),
                 // A machine may be about to start again.
@@ -136,7 +142,15 @@ impl Supervised {
             };
             let code = |otherwise| ExitCode::from(ended.code.unwrap_or(otherwise));
             if running.was_signalled() {
+                if ended.result != Some(Ended::Well) {
+                    self.say_stopped();
+                }
                 return Ok(code(INTERRUPTED));
+            }
+            if !self.folder().is_dir() {
+                let run = self.run.display();
+                to_stderr(&format!("error: the folder {run} is gone, or what the supervisor keeps in it: no restart"));
+                return Ok(code(1));
             }
             let killed_for_memory = causes::oom_kills() > kills;
             let (begun, cause, of_step, error) = match &ended.result {
@@ -145,8 +159,7 @@ impl Supervised {
                 None => {
                     let error = causes::describe(&ended, killed_for_memory);
                     to_stderr(&format!("error: {error}"));
-                    let was_killed = ended.signal == Some(libc::SIGKILL) && !ended.was_dead;
-                    let no_memory = ended.had_no_memory || killed_for_memory && was_killed;
+                    let no_memory = ended.had_no_memory || killed_for_memory && ended.was_killed();
                     (true, if no_memory { Cause::OutOfMemory } else { Cause::Other }, None, error)
                 }
             };
@@ -171,7 +184,11 @@ impl Supervised {
                 Next::Restart { number, of, wait, skip } => {
                     let skips = skip.map(|step| format!("step {step} will be skipped if it is not finite again"));
                     self.skipped.extend(skip);
-                    let from = newest.map_or("from the beginning".into(), |path| format!("from {}", path.display()));
+                    let from = match newest {
+                        Some(path) => format!("from {}", path.display()),
+                        None if self.resumes => "from where it began".into(),
+                        None => "from the beginning".into(),
+                    };
                     let changes: String = change.iter().chain(&skips).map(|change| format!("; {change}")).collect();
                     let line = format!("restart {number} of {of} in {:.1} s, {from}{changes}", wait.as_secs_f64());
                     to_stderr(&line);
@@ -179,6 +196,7 @@ impl Supervised {
                     let why = format!("restart {number} of {of}, after step {}: {}{changes}", step - 1, failure.error);
                     restarted = Some(why);
                     if running.sleep(wait) {
+                        self.say_stopped();
                         return Ok(ExitCode::from(INTERRUPTED));
                     }
                 }
@@ -189,6 +207,13 @@ impl Supervised {
             }
         }
         unreachable!("restarts end")
+    }
+
+    /// Says that a signal has ended the run, which has not said so itself.
+    fn say_stopped(&self) {
+        let line = format!("stopped by a signal, without another restart{}", self.how_to_resume());
+        to_stderr(&line);
+        self.log(&line);
     }
 
     fn give_up(&self, why: &str) {
@@ -247,12 +272,7 @@ impl Supervised {
 
     /// Copies a newer checkpoint in memory to the disk.
     fn recover(&self) {
-        let Some(memory) = &self.memory else { return };
-        let line = match memory.recover(&self.run) {
-            Ok(None) => return,
-            Ok(Some(step)) => format!("recovered the checkpoint of step {step} from memory"),
-            Err(error) => format!("warning: no checkpoint is recovered from memory: {error}"),
-        };
+        let Some(line) = self.memory.as_ref().and_then(|memory| memory.recover(&self.run)) else { return };
         to_stderr(&line);
         self.log(&line);
     }
@@ -283,7 +303,7 @@ impl Supervised {
             None => String::new(),
             Some(_) => {
                 let run = quoted(&self.run.display().to_string());
-                format!("; once the cause is removed, resume with `{} --resume {run}`", quoted(&program::path()))
+                format!("; resume with `{} --resume {run}`", quoted(&program::path()))
             }
         }
     }

@@ -51,6 +51,11 @@ pub(super) struct End {
 }
 
 impl End {
+    /// Whether SIGKILL has ended it, or a process of its own, and the supervisor has not sent it.
+    pub fn was_killed(&self) -> bool {
+        !self.was_dead && (self.signal == Some(libc::SIGKILL) || self.code == Some(128 + libc::SIGKILL as u8))
+    }
+
     /// Of a process that could not be started.
     pub fn not_started(error: &TrainError) -> Self {
         let (cause, step) = error.cause();

@@ -32,6 +32,8 @@ struct Rank0<'a> {
     progress: &'a Progress,
     folder: RunFolder,
     metrics: (PathBuf, File),
+    /// Bytes of the metrics that the disk has refused so far, and whether the user knows.
+    refused: (Vec<u8>, bool),
     board: (PathBuf, EventWriter),
 }
 
@@ -90,13 +92,17 @@ impl<'a> Recorder<'a> {
 
     /// Writes a whole line of `metrics.jsonl`, so that a stopped run leaves no partial lines.
     pub fn metrics(&mut self, line: &impl Serialize) -> Result<(), TrainError> {
-        let Some(Rank0 { metrics: (path, file), .. }) = &mut self.rank_0 else { return Ok(()) };
-        let mut write = || -> io::Result<()> {
-            let mut text = serde_json::to_string(line)?;
-            text.push('\n');
-            file.write_all(text.as_bytes())
-        };
-        write().map_err(|source| TrainError::Metrics { path: path.clone(), source })
+        let Some(rank_0) = &mut self.rank_0 else { return Ok(()) };
+        let text = serde_json::to_string(line).expect("metrics are plain data") + "\n";
+        let Some(error) = rank_0.append(text.as_bytes()) else { return Ok(()) };
+        let (refused, is_told) = &mut rank_0.refused;
+        if refused.len() > MOST_REFUSED {
+            return Err(error);
+        }
+        if !std::mem::replace(is_told, true) {
+            self.say(&format!("warning: {error}: the next steps try again; make room"));
+        }
+        Ok(())
     }
 
     /// Writes values of a step for TensorBoard.
@@ -211,7 +217,30 @@ impl Log {
     }
 }
 
+/// Bytes of metrics that are kept while the disk refuses them.
+const MOST_REFUSED: usize = 1 << 20;
+
 impl<'a> Rank0<'a> {
+    /// Appends bytes to the metrics, after those that were refused before. Returns the error if the disk refuses some:
+    /// these are kept, so that the file has no partial line once it takes them.
+    fn append(&mut self, bytes: &[u8]) -> Option<TrainError> {
+        let (path, file) = &mut self.metrics;
+        let (refused, _) = &mut self.refused;
+        refused.extend(bytes);
+        while !refused.is_empty() {
+            match file.write(refused) {
+                Ok(0) => {
+                    return Some(TrainError::Metrics { path: path.clone(), source: io::ErrorKind::WriteZero.into() });
+                }
+                Ok(written) => drop(refused.drain(..written)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Some(TrainError::Metrics { path: path.clone(), source }),
+            }
+        }
+        self.refused.1 = false;
+        None
+    }
+
     fn open(folder: &RunFolder, done: usize, progress: &'a Progress) -> Result<Self, TrainError> {
         let (metrics, board) = (folder.metrics(), folder.tensorboard());
         let failed = |path: &Path| {
@@ -227,7 +256,7 @@ impl<'a> Rank0<'a> {
         };
         let writer = writer.map_err(failed(&board))?;
         let folder = RunFolder::at(folder.path());
-        Ok(Self { progress, folder, metrics: (metrics, file), board: (board, writer) })
+        Ok(Self { progress, folder, metrics: (metrics, file), refused: (vec![], false), board: (board, writer) })
     }
 
     /// Recreates `metrics.jsonl` if it was deleted, and returns a message about it: whatever is written to a deleted

@@ -55,7 +55,12 @@ impl Trainer<'_> {
         let finished = memory.finish(|values| self.fsdp.all_reduce(values), |_| {})?;
         if finished.has_failed {
             if let Some((_, Some(error))) = memory.skip() {
-                to_stderr(&format!("warning: rank {}: no more checkpoints in memory: {error}", self.rank));
+                let error = error.to_string(); // its remedy is for a disk
+                let why = error.split(';').next().unwrap_or_default();
+                to_stderr(&format!(
+                    "warning: rank {}: no more checkpoints in memory, make /dev/shm larger: {why}",
+                    self.rank
+                ));
             }
             self.memory = None;
             return Ok(());

@@ -24,14 +24,6 @@ fn load_of_rank_0(metrics: &str, ep: usize) -> f64 {
     if all > 0.0 { (here / all * ep as f64).max(1.0) } else { 1.0 }
 }
 
-/// Whether the processor multiplies values of bf16.
-fn has_bf16() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return std::is_x86_feature_detected!("avx512bf16");
-    #[cfg(not(target_arch = "x86_64"))]
-    return false;
-}
-
 /// Rank 0 of a real one-step run measures what was forecast for it: parameters, gradients, optimizer and gathered
 /// parameters at rest exactly, and all peaks closely.
 #[test]
@@ -135,7 +127,11 @@ fn a_run_measures_what_was_estimated() {
                 // The rows of experts differ from micro-batch to micro-batch; their mean is known.
                 Category::Activations if parallel.ep > 1 => 0.12,
                 // A thread keeps scratch for products of 16 bits, here 1 MB, unless the processor multiplies these.
-                Category::Activations if parallel.precision.param == ParamType::Bf16 && !has_bf16() => 0.08,
+                Category::Activations
+                    if parallel.precision.param == ParamType::Bf16 && !cpu::simd::multiplies_bf16() =>
+                {
+                    0.08
+                }
                 _ => 0.05,
             };
             assert!(
