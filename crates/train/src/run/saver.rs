@@ -133,7 +133,7 @@ impl Saver {
                 before(&partial)?;
                 write_rank(&partial, rank, &pieces, &of_thread).inspect_err(|_| {
                     // Half a file must not keep the disk full, also for others.
-                    let _ = fs::remove_file(partial.join(format!("rank-{rank}.safetensors")));
+                    let _ = fs::File::create(partial.join(format!("rank-{rank}.safetensors")));
                 })
             })?;
             drop(pieces); // the optimizer's next step need not keep the old values any longer
