@@ -10,7 +10,7 @@ use crate::terminal::{say, to_stderr};
 use checkpoint::Folder;
 use chrono::{DateTime, SecondsFormat};
 use clap::Args;
-use comm::flight::{FlightRecord, diagnose};
+use comm::flight::{Finding, FlightRecord, diagnose};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -26,6 +26,8 @@ pub struct DoctorArgs {
 const STEPS: usize = 20;
 /// The share of the time that steps may spend waiting for data or a checkpoint.
 const SHARE: f64 = 0.2;
+/// Seconds outside of any call after which ranks are likely stuck.
+const SILENT: f64 = 5.0;
 /// Number of last events that are shown.
 const EVENTS: usize = 5;
 
@@ -82,9 +84,18 @@ fn say_records(records: &[FlightRecord], metrics: &Metrics) {
     let of =
         if records.len() == records[0].world_size { String::new() } else { format!(" of {}", records[0].world_size) };
     say(&format!("The last calls of {}{of}, recorded at {at} in step {step}{since}:", ranks(&numbers)));
-    for (i, finding) in diagnose(records).findings.iter().enumerate() {
-        let likely = if i == 0 { "likely cause: " } else { "" };
+    let diagnosis = diagnose(records);
+    for (i, finding) in diagnosis.findings.iter().enumerate() {
+        let likely = if i == 0 && *finding != Finding::Healthy { "likely cause: " } else { "" };
         say(&format!("  {likely}{finding}"));
+    }
+    // Nobody waits for a rank if all are stuck.
+    let silent = records.iter().map(|record| record.since_last_event).fold(f64::INFINITY, f64::min);
+    if diagnosis.findings.contains(&Finding::Healthy) && silent > SILENT {
+        let place = records[0].place.as_ref().map_or(String::new(), |place| format!(" ({})", place.what));
+        say(&format!(
+            "  all of them were outside of any call for {silent:.0} s or longer{place}: look at what they compute there"
+        ));
     }
     let waits = |what: &str| -> Vec<usize> {
         let is_there = |record: &&FlightRecord| record.place.as_ref().is_some_and(|place| place.what == what);
