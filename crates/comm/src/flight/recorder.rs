@@ -113,7 +113,8 @@ impl FlightRecorder {
         let state = State {
             entries: 0,
             open: Vec::new(),
-            ended: VecDeque::new(),
+            // At once, so that a run's memory does not grow by it; a single rank makes no calls.
+            ended: VecDeque::with_capacity(if world_size > 1 { CAPACITY } else { 0 }),
             last_event: now,
             last_sign: now,
             in_calls: Duration::ZERO,
@@ -168,10 +169,8 @@ impl FlightRecorder {
             if state.own_thread == Some(entry.thread) {
                 state.in_calls += at - entry.entered;
             }
-            match state.ended.len() {
-                0 => state.ended.reserve_exact(CAPACITY),
-                CAPACITY => drop(state.ended.pop_front()),
-                _ => {}
+            if state.ended.len() == CAPACITY {
+                state.ended.pop_front();
             }
             state.ended.push_back(entry);
         }
