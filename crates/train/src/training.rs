@@ -121,8 +121,7 @@ pub(crate) fn train_launched(
     let trained = resume.as_ref().map_or(&[][..], |resume| &resume.trained);
     let windows = || Arc::new(Windows::new(&dataset, trained, config.train.seed, config.train.seq_len));
     let windows = buckets.is_none().then(windows);
-    let whole =
-        Config { parallel: ParallelConfig { precision: config.parallel.precision.clone(), ..asked }, ..config.clone() };
+    let whole = Config { parallel: ParallelConfig { precision: config.parallel.precision, ..asked }, ..config.clone() };
     let folder = launch.has_rank_0().then(|| options.folder(&whole)).transpose()?;
 
     let done = resume.as_ref().map_or(0, Resume::step);
