@@ -338,6 +338,7 @@ fn agreed_abort(comm: &Communicator) -> Result<(), CommError> {
     let (rank, group) = (comm.rank(), comm.split(0)?);
     group.expect_agreement();
     if rank == GUILTY {
+        thread::sleep(SHORT); // the others have split the group by then, and wait in their call
         comm.abort("out of paper");
         return Ok(());
     }
