@@ -57,7 +57,7 @@ def main():
         for case, options in cases.items():
             found = [recovery(program, f"{folder}/{case}-{i}", options) for i in range(ROUNDS)]
             seconds, steps = zip(*found)
-            print(f"{case}: {statistics.median(seconds):.1f} s to the next step, {statistics.median(steps)} steps made again")
+            print(f"{case}: {statistics.median(seconds):.1f} s to the next step, {statistics.median(steps)} steps repeated")
         wholes = {case: [] for case in cases}
         for i in range(ROUNDS):
             for case, options in cases.items():
