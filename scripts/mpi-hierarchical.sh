@@ -7,36 +7,25 @@
 # It fails unless the bytes that cross are those of the closed forms: crates/comm/examples/hierarchical.rs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-machines=${1:?machines} each=${2:?ranks per machine} rate=${3:-400mbit} rounds=${4:-7}
+count=${1:?machines} each=${2:?ranks per machine} rate=${3:-400mbit} rounds=${4:-7}
 shift $(($# < 4 ? $# : 4))
 sizes=("$@")
 ((${#sizes[@]})) || sizes=(4 16)
-[[ $(id -u) == 0 ]] || { echo "network namespaces need root" >&2; exit 1; }
+source scripts/namespaces.sh
 
 cargo build --locked -p kiln-comm --features mpi --example hierarchical
 bin=$(realpath "${CARGO_TARGET_DIR:-target}/debug/examples/hierarchical")
-work=$(mktemp -d)
 bridge=kiln-bridge subnet=10.213.78
 
-clean_up() {
-    local i
-    for ((i = 1; i <= machines; i++)); do
-        ip link delete "kiln-port-$i" 2>/dev/null || true
-        ip netns delete "kiln-$i" 2>/dev/null || true
-    done
-    ip link delete "$bridge" 2>/dev/null || true
-    rm -rf "$work"
-}
-trap clean_up EXIT
+trap 'remove_machines; ip link delete "$bridge" 2>/dev/null || true' EXIT
 
 # limit COMMAND...: limits what leaves a device; the command ends with its name.
 limit() { "$@" root tbf rate "$rate" burst 128kb latency 50ms; }
 
 ip link add "$bridge" type bridge
 ip link set "$bridge" up
-for ((i = 1; i <= machines; i++)); do
-    ip netns add "kiln-$i"
-    ip -netns "kiln-$i" link set lo up
+for ((i = 1; i <= count; i++)); do
+    machine "kiln-$i"
     ip link add "kiln-port-$i" type veth peer name eth0 netns "kiln-$i"
     ip link set "kiln-port-$i" master "$bridge" up
     ip -netns "kiln-$i" address add "$subnet.$i/24" dev eth0
@@ -49,26 +38,9 @@ for ((i = 1; i <= machines; i++)); do
     printf '%s slots=%s\n' "$subnet.$i" "$each" >>"$work/hosts"
 done
 
-# on-host NAME COMMAND...: runs the command in the namespace, under the name of a host of its own.
-cat >"$work/on-host" <<'SCRIPT'
-#!/usr/bin/env bash
-host=$1
-shift
-exec ip netns exec "$host" unshare --uts bash -c "hostname $host && $*"
-SCRIPT
-# What mpirun calls instead of ssh: ADDRESS COMMAND...
-cat >"$work/agent" <<SCRIPT
-#!/usr/bin/env bash
-host=kiln-\${1##*.}
-shift
-exec "$work/on-host" "\$host" "\$*"
-SCRIPT
-chmod +x "$work/on-host" "$work/agent"
-
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-"$work/on-host" kiln-1 mpirun --hostfile "$work/hosts" -n $((machines * each)) --bind-to none \
-    --mca plm_rsh_agent "$work/agent" --mca oob_tcp_if_include "$subnet.0/24" --mca btl_tcp_if_include "$subnet.0/24" \
+"$work/on-machine" kiln-1 mpirun --hostfile "$work/hosts" -n $((count * each)) --bind-to none \
+    --mca plm_rsh_agent "$work/rsh" --mca oob_tcp_if_include "$subnet.0/24" --mca btl_tcp_if_include "$subnet.0/24" \
     "$bin" "$rounds" "${sizes[@]}"
-for ((i = 1; i <= machines; i++)); do
+for ((i = 1; i <= count; i++)); do
     printf 'kiln-%s has received %s bytes\n' "$i" "$(ip netns exec "kiln-$i" cat /sys/class/net/eth0/statistics/rx_bytes)"
 done

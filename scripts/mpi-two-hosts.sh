@@ -11,59 +11,23 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 model=${1:-deepseek} steps=${2:-5}
-[[ $(id -u) == 0 ]] || { echo "network namespaces need root" >&2; exit 1; }
+source scripts/namespaces.sh
 
 cargo build --locked --workspace --features mpi --bin train
 bin=$(realpath "${CARGO_TARGET_DIR:-target}/debug/train")
-work=$(mktemp -d)
-hosts=(kiln-a kiln-b) addresses=(10.213.77.1 10.213.77.2) subnet=10.213.77.0/24
-
-clean_up() {
-    for host in "${hosts[@]}"; do
-        ip netns delete "$host" 2>/dev/null || true
-    done
-    rm -rf "$work"
-}
-trap clean_up EXIT
-
-for host in "${hosts[@]}"; do
-    ip netns add "$host"
-    ip -netns "$host" link set lo up
-done
-ip link add eth0 netns "${hosts[0]}" type veth peer name eth0 netns "${hosts[1]}"
-for i in 0 1; do
-    ip -netns "${hosts[i]}" address add "${addresses[i]}/24" dev eth0
-    ip -netns "${hosts[i]}" link set eth0 up
-done
-
-# on-host HOST COMMAND...: runs the command in the host's namespace, under the host's name.
-cat >"$work/on-host" <<'EOF'
-#!/usr/bin/env bash
-host=$1
-shift
-exec ip netns exec "$host" unshare --uts bash -c "hostname $host && $*"
-EOF
-# What mpirun calls instead of ssh: ADDRESS COMMAND...
-cat >"$work/agent" <<EOF
-#!/usr/bin/env bash
-shift # the address: only the second host is started from elsewhere
-exec "$work/on-host" ${hosts[1]} "\$*"
-EOF
-chmod +x "$work/on-host" "$work/agent"
-printf '%s slots=2\n' "${addresses[@]}" >"$work/hosts"
-
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+subnet=10.213.77.0/24
+two_machines kiln-a kiln-b "${subnet%.*}"
 run=(--model "$model" --steps "$steps" --set train.sample_tokens=0 --set train.val_batches=1)
 
 # on_hosts RUN: trains on both hosts.
 on_hosts() {
-    "$work/on-host" "${hosts[0]}" mpirun --hostfile "$work/hosts" -n 4 --bind-to none \
-        --mca plm_rsh_agent "$work/agent" --mca oob_tcp_if_include "$subnet" --mca btl_tcp_if_include "$subnet" \
+    "$work/on-machine" "${machines[0]}" mpirun --hostfile "$work/hosts" -n 4 --bind-to none \
+        --mca plm_rsh_agent "$work/rsh" --mca oob_tcp_if_include "$subnet" --mca btl_tcp_if_include "$subnet" \
         "$bin" "${run[@]}" --out "$work/$1"
 }
 
 on_hosts hosts-run
-for host in "${hosts[@]}"; do
+for host in "${machines[@]}"; do
     printf '%s has sent %s bytes\n' "$host" "$(ip netns exec "$host" cat /sys/class/net/eth0/statistics/tx_bytes)"
 done
 on_hosts second-run
