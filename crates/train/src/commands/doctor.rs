@@ -1,4 +1,4 @@
-//! `train doctor`: what is wrong with a run.
+//! `train doctor`: the likely cause of a failure or hang.
 
 use crate::atomic_write::read_regular;
 use crate::commands::saved::SavedError;
@@ -14,8 +14,8 @@ use comm::flight::{Finding, FlightRecord, diagnose};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// Say what is likely wrong with a run that fails, hangs or is slow: from the ranks' last calls, which they record at a
-/// failure, a timeout or SIGUSR1, and from its metrics.
+/// Name the likely cause of a run that fails, hangs or is slow. Compares the ranks' last calls, which they record on a
+/// failure, a timeout or SIGUSR1, and reads the metrics.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// The run's folder
