@@ -63,9 +63,10 @@ pub(crate) fn train_launched(
     }
     let faults = Faults::of_environment()?;
     let asked = config.parallel.clone();
-    fit_devices(&mut config, launch, &faults)?;
+    let devices = Devices::new(&config.train.device, 1)?;
+    fit_ranks(&mut config, launch, devices.here, &faults)?;
     let ranks_here = launch.ranks_here(config.parallel.gpus);
-    let devices = Devices::new(&config.train.device, ranks_here)?;
+    let devices = devices.for_ranks(ranks_here);
     config.parallel.precision.choose(devices.kind());
     devices.check_precision(config.parallel.precision.of_fsdp())?;
     let check = |config: &Config| {
@@ -197,13 +198,12 @@ pub(crate) fn train_launched(
     Ok(outcome)
 }
 
-/// Takes a layout of fewer ranks if there are fewer devices than the run began with, or fewer processes than ranks.
-fn fit_devices(config: &mut Config, launch: &Launch, faults: &Faults) -> Result<(), TrainError> {
+/// Takes a layout of fewer ranks if there are fewer devices `here` than the run began with, or fewer processes than ranks.
+fn fit_ranks(config: &mut Config, launch: &Launch, here: usize, faults: &Faults) -> Result<(), TrainError> {
     let asked = config.parallel.gpus;
     let available = match launch.processes() {
         Some(processes) => processes,
         None => {
-            let here = Devices::new(&config.train.device, 1)?.here;
             let first = attempt::devices_at_first(here).max(here);
             (asked * here.min(asked)).div_ceil(first.min(asked)).saturating_sub(faults.devices_lost())
         }

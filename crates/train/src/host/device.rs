@@ -64,8 +64,8 @@ pub struct Devices {
     pub name: String,
     /// Number of devices on this machine that the name covers.
     pub here: usize,
-    /// The numbers of the distinct devices, as in `cuda:N`.
-    numbers: Vec<usize>,
+    /// These devices, with their numbers as in `cuda:N`.
+    all: Vec<(usize, Device)>,
     /// Whether the device was chosen automatically.
     auto: bool,
 }
@@ -110,10 +110,14 @@ impl Devices {
                 return Err(refused("no device computes any more".into()));
             }
         }
-        let of_rank: Vec<Device> = chosen.iter().cycle().take(ranks).map(|(_, device)| device.clone()).collect();
-        let (here, distinct) = (chosen.len(), chosen.len().min(ranks));
-        let numbers = chosen.iter().take(distinct).map(|(number, _)| *number).collect();
-        Ok(Self { of_rank, distinct, name: name.into(), here, numbers, auto })
+        let here = chosen.len();
+        Ok(Self { of_rank: vec![], distinct: 0, name: name.into(), here, all: chosen, auto }.for_ranks(ranks))
+    }
+
+    /// Assigns the same devices to another number of ranks.
+    pub(crate) fn for_ranks(self, ranks: usize) -> Self {
+        let of_rank = self.all.iter().cycle().take(ranks).map(|(_, device)| device.clone()).collect();
+        Self { of_rank, distinct: self.here.min(ranks), ..self }
     }
 
     /// `cpu`, `cuda`, `vulkan` or `metal`.
@@ -122,8 +126,8 @@ impl Devices {
     }
 
     /// The numbers of the distinct devices, as in `cuda:N`.
-    pub(crate) fn numbers(&self) -> &[usize] {
-        &self.numbers
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = usize> {
+        self.all.iter().take(self.distinct).map(|(number, _)| *number)
     }
 
     /// The placement of ranks: `4 ranks share 1 device (cpu)`, `1 rank on cpu`.

@@ -15,7 +15,7 @@ pub struct Available {
 /// Free memory of the fullest of a run's devices; `None` if unknown.
 pub fn of_devices(devices: &Devices) -> Option<Available> {
     let kind = devices.kind();
-    let each = devices.numbers().iter().map(|number| of_gpu(kind, *number)).collect::<Option<Vec<_>>>()?;
+    let each = devices.numbers().map(|number| of_gpu(kind, number)).collect::<Option<Vec<_>>>()?;
     let least = each.into_iter().min_by_key(|available| available.bytes)?;
     let source = if least.source == "the device has" { "a device has" } else { least.source };
     Some(Available { source, ..least })
