@@ -33,10 +33,10 @@
 //! * Each rank meters the bytes it receives, and how many of them come from other machines: [`Communicator::traffic`],
 //!   and per mesh axis [`Communicator::traffic_by_axes`].
 //!
-//! A rank among N ranks on one machine receives these bytes. `all_gather` of shards of n bytes: (N - 1) n. `reduce_scatter` of F
-//! bytes: (N - 1)/N F. `all_reduce` of F bytes: twice that, or (N - 1) F in one round for up to 32 KiB. `broadcast` of
-//! F bytes and `scatter` of n bytes: F and n, except on the root. `gather` of n bytes: (N - 1) n on the root only.
-//! `all_to_all` and `recv`: whatever the others send.
+//! A rank among N ranks on one machine receives these bytes. `all_gather` of shards of n bytes: (N - 1) n.
+//! `reduce_scatter` of F bytes: (N - 1)/N F. `all_reduce` of F bytes: twice that, or (N - 1) F in one round for up to
+//! 32 KiB. `broadcast` of F bytes and `scatter` of n bytes: F and n, except on the root. `gather` of n bytes: (N - 1) n
+//! on the root only. `all_to_all` and `recv`: whatever the others send.
 //!
 //! Before data moves, the ranks of a round agree on the call with control messages. A thread sends one message to all
 //! ranks and is woken once per round; a process sends N - 1 messages. A call takes one round, except that an

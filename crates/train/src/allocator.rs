@@ -53,8 +53,8 @@ fn add(bytes: isize) {
     }
 }
 
-// SAFETY: every call is forwarded to `A` unchanged, and so is the result. The counter is a thread-local without a destructor and never
-// allocates.
+// SAFETY: every call is forwarded to `A` unchanged, and so is the result. The counter is a thread-local without a
+// destructor and never allocates.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for Counting<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size() as isize);

@@ -198,7 +198,7 @@ impl<'a> Trainer<'a> {
         let (done, of_run) = (job.resume.as_ref().map_or(0, Resume::step), comm.clone());
         comm.note_place(done as u64, "start");
         if !job.dry_run {
-            job.flights.add(comm.flight(), &folder, done);
+            job.flights.add(rank, comm.flight(), &folder, done);
         }
         let loads = ExpertLoads::new(job.config.moe.as_ref());
         let config = job.config.fsdp();
@@ -214,7 +214,7 @@ impl<'a> Trainer<'a> {
         };
         let (flight, progress) = (of_run.flight(), job.progress.watch(done + 1, job.config.micro_batches()));
         fsdp.watch(move |part, whole| {
-            flight.sign_of_life();
+            flight.heartbeat();
             if rank == 0 {
                 progress(part, whole);
             }
@@ -342,7 +342,7 @@ impl<'a> Trainer<'a> {
     /// Whether any rank was asked to stop; all ranks get the same answer. For periods without steps; during steps, the
     /// step's messages carry the answer.
     fn should_stop(&mut self) -> Result<bool, TrainError> {
-        self.comm.flight().sign_of_life();
+        self.comm.flight().heartbeat();
         self.stop |= self.fsdp.all_reduce(&[asked_to_stop(self.job)])?[0] > 0.0;
         Ok(self.stop)
     }

@@ -31,8 +31,8 @@ struct State {
     open: Vec<Entry>,
     ended: VecDeque<Entry>,
     last_event: Instant,
-    /// The last sign of life beside them.
-    last_sign: Instant,
+    /// The last heartbeat beside them.
+    last_heartbeat: Instant,
     /// Time that the rank's own thread has spent in calls.
     in_calls: Duration,
     place: Option<NotedPlace>,
@@ -116,7 +116,7 @@ impl FlightRecorder {
             // At once, so that a run's memory does not grow by it; a single rank makes no calls.
             ended: VecDeque::with_capacity(if world_size > 1 { CAPACITY } else { 0 }),
             last_event: now,
-            last_sign: now,
+            last_heartbeat: now,
             in_calls: Duration::ZERO,
             place: None,
             aborted: None,
@@ -178,15 +178,15 @@ impl FlightRecorder {
     }
 
     /// Notes that the rank makes progress outside of any call.
-    pub fn sign_of_life(&self) {
-        self.lock().last_sign = Instant::now();
+    pub fn heartbeat(&self) {
+        self.lock().last_heartbeat = Instant::now();
     }
 
     /// Returns how long ago the rank last entered or left a call, noted a place, or gave a
-    /// [sign of life](Self::sign_of_life).
+    /// [heartbeat](Self::heartbeat).
     pub fn silence(&self) -> Duration {
         let state = self.lock();
-        state.last_event.max(state.last_sign).elapsed()
+        state.last_event.max(state.last_heartbeat).elapsed()
     }
 
     /// Returns the time that the rank's own thread has spent in calls so far: mostly waiting for others.
@@ -196,7 +196,7 @@ impl FlightRecorder {
 
     pub(crate) fn note_place(&self, step: u64, what: &'static str) {
         let mut state = self.lock();
-        state.last_sign = Instant::now();
+        state.last_heartbeat = Instant::now();
         state.place = Some((step, what));
         state.own_thread = Some(thread::current().id());
     }

@@ -91,7 +91,7 @@ pub struct TrainArgs {
     /// Estimate what the run needs (memory, tokens, disk, and time after three steps), and leave nothing behind
     #[arg(long)]
     dry_run: bool,
-    /// Restart the run from its last checkpoint up to N times if it fails: if a rank panics, is killed, or is stuck
+    /// Restart the run from its newest checkpoint up to N times if it fails: a rank panics, hangs or is killed
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
     restarts: Option<usize>,
     /// Print only warnings, errors and the final result
@@ -109,7 +109,7 @@ pub fn launch(args: &TrainArgs) -> ExitCode {
         Ok(launch) => {
             launch.warn();
             signals::note_requests(); // which would otherwise end the process
-            attempt::live();
+            attempt::start_heartbeat();
             run(args, &launch).unwrap_or_else(|error| launch.fail(&*error))
         }
         Err(error) => Launch::threads().fail(&error),

@@ -1,4 +1,4 @@
-//! What a supervised process tells its supervisor: a sign of life each second, and how it has ended.
+//! What a supervised process tells its supervisor: a heartbeat each second, and how it has ended.
 //!
 //! An exit code is not enough. With a lost host, `mpirun` of Open MPI 5.0 exits with 0; and a code does not say whether a
 //! run had begun.
@@ -35,8 +35,8 @@ pub(crate) const STOP: &str = "stop";
 const TAKEN: &str = "taken";
 /// The file with the number of devices of the first attempt.
 const DEVICES: &str = "devices";
-/// Time between signs of life.
-const BEAT: Duration = Duration::from_secs(1);
+/// Time between heartbeats.
+pub(crate) const BEAT: Duration = Duration::from_secs(1);
 
 /// Whether the ranks have been started.
 static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
@@ -92,8 +92,8 @@ pub(crate) fn why_restarted() -> Option<String> {
     env::var(RESTARTED).ok()
 }
 
-/// Begins to give signs of life.
-pub(crate) fn live() {
+/// Starts the heartbeat.
+pub(crate) fn start_heartbeat() {
     let Some(folder) = folder() else { return };
     note_failure(&folder.join(NO_MEMORY));
     thread::spawn(move || {
@@ -175,8 +175,8 @@ pub(crate) fn ended(folder: &Path) -> Option<Ended> {
     serde_json::from_slice(&fs::read(folder.join(RESULT)).ok()?).ok()
 }
 
-/// The last sign of life, which differs from the one before; `None` before the first.
-pub(crate) fn sign_of_life(folder: &Path) -> Option<String> {
+/// The last heartbeat, which differs from the one before; `None` before the first.
+pub(crate) fn heartbeat(folder: &Path) -> Option<String> {
     fs::read_to_string(folder.join(ALIVE)).ok()
 }
 

@@ -53,11 +53,11 @@ struct State {
 pub(crate) struct Watch(Arc<AtomicBool>);
 
 impl Flights {
-    /// Adds a rank's recorder. The run has made `done` steps.
-    pub fn add(&self, recorder: Arc<FlightRecorder>, folder: &RunFolder, done: usize) {
+    /// Adds the recorder of a rank. The run has made `done` steps.
+    pub fn add(&self, rank: usize, recorder: Arc<FlightRecorder>, folder: &RunFolder, done: usize) {
         let mut state = self.state();
         let path = folder.flights(attempt::number(), done);
-        if recorder.record().rank == 0 {
+        if rank == 0 {
             let _ = fs::remove_dir_all(&path); // of an earlier start from the same step
         }
         state.recorders.push(recorder);
@@ -133,7 +133,7 @@ impl Flights {
                 }
                 was_silent = is_silent;
                 let dead = call.saturating_mul(if in_steps { DEAD } else { DEAD * AT_START }).saturating_add(MORE);
-                if attempt::is_supervised() && shortest > dead && !done.load(Ordering::Relaxed) {
+                if shortest > dead && !done.load(Ordering::Relaxed) && attempt::is_supervised() {
                     end_process(&flights, &TrainError::Silent { seconds: shortest.as_secs() });
                 }
             }
@@ -141,7 +141,7 @@ impl Flights {
         watch
     }
 
-    /// The longest and the shortest time since a rank of this process gave a sign of life, and whether steps are made;
+    /// The longest and the shortest time since the last heartbeat of a rank of this process, and whether steps are made;
     /// `None` before the first rank has begun.
     fn silence(&self) -> Option<(Duration, Duration, bool)> {
         let state = self.state();

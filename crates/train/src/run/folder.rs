@@ -33,9 +33,9 @@ pub(crate) struct RunFolder {
     lock: Lock,
 }
 
-/// Keeps other processes from training in a folder.
+/// Keeps other processes from a folder.
 #[derive(Debug)]
-enum Lock {
+pub(crate) enum Lock {
     /// Held while this process trains there.
     Held { _file: File },
     /// The file system does not support it.
@@ -121,15 +121,9 @@ impl RunFolder {
         fs::metadata(self.path.join(LOCK)).and_then(|found| found.modified()).ok()
     }
 
-    /// Keeps other supervisors from the folder until the file is dropped, where the file system supports locks.
-    pub fn lock_supervisor(&self) -> Result<File, TrainError> {
-        let path = self.path.join(SUPERVISOR_LOCK);
-        let file = open_own(&path, OpenOptions::new().create(true).write(true).truncate(false));
-        let file = file.map_err(|source| TrainError::RunFolder { path, source })?;
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => Err(TrainError::RunInUse { path: self.path.clone() }),
-            _ => Ok(file),
-        }
+    /// Keeps other supervisors from the folder until the lock is dropped, where the file system supports locks.
+    pub fn lock_supervisor(&self) -> Result<Lock, TrainError> {
+        lock_with(&self.path, SUPERVISOR_LOCK, File::try_lock)
     }
 
     /// Removes the file of [`lock_supervisor`](Self::lock_supervisor), by who holds the lock.
@@ -280,11 +274,15 @@ impl RunFolder {
 
 /// Locks the folder against training by other processes.
 fn lock(folder: &Path) -> Result<Lock, TrainError> {
-    lock_with(folder, File::try_lock)
+    lock_with(folder, LOCK, File::try_lock)
 }
 
-fn lock_with(folder: &Path, try_lock: impl Fn(&File) -> Result<(), TryLockError>) -> Result<Lock, TrainError> {
-    let path = folder.join(LOCK);
+fn lock_with(
+    folder: &Path,
+    name: &str,
+    try_lock: impl Fn(&File) -> Result<(), TryLockError>,
+) -> Result<Lock, TrainError> {
+    let path = folder.join(name);
     let file = open_own(&path, OpenOptions::new().create(true).write(true).truncate(false));
     let file = file.map_err(|source| TrainError::RunFolder { path, source })?;
     match try_lock(&file) {
@@ -356,7 +354,8 @@ mod tests {
     #[test]
     fn a_folder_that_cannot_be_locked_is_used_with_a_warning_and_one_that_is_in_use_is_not() {
         let folder = tempfile::tempdir().unwrap();
-        let refused = lock_with(folder.path(), |_| Err(TryLockError::Error(io::Error::other("No locks available"))));
+        let refused =
+            lock_with(folder.path(), LOCK, |_| Err(TryLockError::Error(io::Error::other("No locks available"))));
         let warning = RunFolder { lock: refused.unwrap(), ..RunFolder::at(folder.path()) }.warning().unwrap();
         assert!(
             warning.contains("could not be locked (No locks available): nothing keeps another process"),

@@ -232,8 +232,8 @@ impl Saver {
     }
 
     /// Waits until all ranks are done with the checkpoint being written, if there is one, or one has failed to write it;
-    /// returns as [`completed`](Self::completed). A collective: `sum` adds up the values of all ranks. `tell` receives lines about
-    /// a long wait, on rank 0.
+    /// returns as [`completed`](Self::completed). A collective: `sum` adds up the values of all ranks. `tell` receives
+    /// lines about a long wait, on rank 0.
     pub fn finish(
         &mut self,
         sum: impl Fn(&[f64]) -> Result<Vec<f64>, FsdpError>,

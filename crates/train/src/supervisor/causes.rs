@@ -1,18 +1,25 @@
 //! Why a process ended that has not said so itself.
 
 use super::process::End;
+use crate::host::attempt::Cause;
 use std::fs;
 
-/// Describes the end of a killed process; `out_of_memory` if the kernel killed one for want of memory in the meantime.
-pub(super) fn describe(end: &End, out_of_memory: bool) -> String {
+/// Returns the cause of the end and a description; `oom_kill` if the kernel killed a process for want of memory in the
+/// meantime.
+pub(super) fn of(end: &End, oom_kill: bool) -> (Cause, String) {
+    let kernel = oom_kill && end.was_killed();
+    let cause = if end.had_no_memory || kernel { Cause::OutOfMemory } else { Cause::Other };
+    (cause, describe(end, kernel))
+}
+
+/// Describes the end; `kernel` if the kernel killed the process for want of memory.
+fn describe(end: &End, kernel: bool) -> String {
     match end.signal {
         _ if end.was_dead => {
             "the process gave no sign of life for a minute (stopped, or its machine has no memory left)".into()
         }
         _ if end.had_no_memory => "the process could not allocate memory: there is none, or a limit is reached".into(),
-        _ if out_of_memory && end.was_killed() => {
-            "the kernel killed the process because there was not enough memory (SIGKILL)".into()
-        }
+        _ if kernel => "the kernel killed the process because there was not enough memory (SIGKILL)".into(),
         Some(signal) => format!("the process was killed by {}", name(signal)),
         // A launcher says in this way which signal has ended a process of its own.
         None if end.code.is_some_and(|code| (129..160).contains(&code)) => {

@@ -17,7 +17,6 @@ mod rules;
 
 use crate::config::Config;
 use crate::error::TrainError;
-use crate::format::quoted;
 use crate::host::attempt::{self, Cause, Ended};
 use crate::host::machine;
 use crate::host::signals::{self, INTERRUPTED};
@@ -80,7 +79,6 @@ pub(crate) fn supervise(
     recovered.iter().for_each(|line| to_stderr(line));
     let mut supervised = Supervised {
         config: config.clone(),
-        skipped: vec![],
         memory,
         in_place,
         names_run: options.out.as_ref() == Some(&run),
@@ -106,8 +104,6 @@ struct Supervised {
     run: PathBuf,
     /// The configuration of the next attempt.
     config: Config,
-    /// The steps that are skipped if they are not finite.
-    skipped: Vec<u64>,
     memory: Option<Memory>,
     /// Whether the run is one that existed before.
     in_place: bool,
@@ -125,7 +121,7 @@ impl Supervised {
         for number in 1.. {
             let (before, kills) = (written(&self.run), causes::oom_kills());
             self.make_folder()?;
-            let environment = self.environment(number, restarted.as_ref());
+            let environment = self.environment(number, restarted.as_ref(), rules.skipped());
             let args = self.arguments(restarted.take().is_some());
             let ended = match start.command(&self.config, &self.run, &environment) {
                 Ok(_) if running.was_signalled() => {
@@ -152,15 +148,13 @@ impl Supervised {
                 to_stderr(&format!("error: the folder {run} is gone, or what the supervisor keeps in it: no restart"));
                 return Ok(code(1));
             }
-            let killed_for_memory = causes::oom_kills() > kills;
             let (begun, cause, of_step, error) = match &ended.result {
                 Some(Ended::Well) => return Ok(code(0)),
                 Some(Ended::Failed { begun, cause, step, error }) => (*begun, *cause, *step, error.replace('\n', "; ")),
                 None => {
-                    let error = causes::describe(&ended, killed_for_memory);
+                    let (cause, error) = causes::of(&ended, causes::oom_kills() > kills);
                     to_stderr(&format!("error: {error}"));
-                    let no_memory = ended.had_no_memory || killed_for_memory && ended.was_killed();
-                    (true, if no_memory { Cause::OutOfMemory } else { Cause::Other }, None, error)
+                    (true, cause, None, error)
                 }
             };
             self.recover();
@@ -183,16 +177,13 @@ impl Supervised {
             match rules.after(&failure) {
                 Next::Restart { number, of, wait, skip } => {
                     let skips = skip.map(|step| format!("step {step} will be skipped if it is not finite again"));
-                    self.skipped.extend(skip);
                     let from = match newest {
                         Some(path) => format!("from {}", path.display()),
                         None if self.resumes => "from where it began".into(),
                         None => "from the beginning".into(),
                     };
                     let changes: String = change.iter().chain(&skips).map(|change| format!("; {change}")).collect();
-                    let line = format!("restart {number} of {of} in {:.1} s, {from}{changes}", wait.as_secs_f64());
-                    to_stderr(&line);
-                    self.log(&line);
+                    self.say(&format!("restart {number} of {of} in {:.1} s, {from}{changes}", wait.as_secs_f64()));
                     let why = format!("restart {number} of {of}, after step {}: {}{changes}", step - 1, failure.error);
                     restarted = Some(why);
                     if running.sleep(wait) {
@@ -211,15 +202,11 @@ impl Supervised {
 
     /// Says that a signal has ended the run, which has not said so itself.
     fn say_stopped(&self) {
-        let line = format!("stopped by a signal, without another restart{}", self.how_to_resume());
-        to_stderr(&line);
-        self.log(&line);
+        self.say(&format!("stopped by a signal, without another restart{}", self.how_to_resume()));
     }
 
     fn give_up(&self, why: &str) {
-        let line = format!("error: {why}");
-        to_stderr(&line);
-        self.log(&line);
+        self.say(&format!("error: {why}"));
     }
 
     /// Halves the micro-batch if memory ran out and the configuration asks for it, and says so. If it is one sequence,
@@ -238,12 +225,12 @@ impl Supervised {
     }
 
     /// What the next attempt must know.
-    fn environment(&self, number: usize, restarted: Option<&String>) -> Environment {
+    fn environment(&self, number: usize, restarted: Option<&String>, skipped: &[u64]) -> Environment {
         let mut environment: Environment =
             vec![(attempt::FOLDER, self.folder().into()), (attempt::NUMBER, number.to_string().into())];
         environment.extend(restarted.map(|why| (attempt::RESTARTED, why.into())));
         environment.extend(self.memory.as_ref().map(|memory| (attempt::MEMORY, memory.path().into())));
-        let skipped: Vec<String> = self.skipped.iter().map(u64::to_string).collect();
+        let skipped: Vec<String> = skipped.iter().map(u64::to_string).collect();
         environment.extend((!skipped.is_empty()).then(|| (attempt::SKIPPED, skipped.join(",").into())));
         environment
     }
@@ -272,9 +259,8 @@ impl Supervised {
 
     /// Copies a newer checkpoint in memory to the disk.
     fn recover(&self) {
-        let Some(line) = self.memory.as_ref().and_then(|memory| memory.recover(&self.run)) else { return };
-        to_stderr(&line);
-        self.log(&line);
+        let line = self.memory.as_ref().and_then(|memory| memory.recover(&self.run));
+        line.iter().for_each(|line| self.say(line));
     }
 
     /// Where an attempt leaves its files for the supervisor.
@@ -291,6 +277,12 @@ impl Supervised {
         Ok(())
     }
 
+    /// Writes a line for the user, and to the log.
+    fn say(&self, line: &str) {
+        to_stderr(line);
+        self.log(line);
+    }
+
     /// Writes a line with the time to `logs/supervisor.txt`. A log that cannot be written must not end a run.
     fn log(&self, line: &str) {
         let path = RunFolder::at(&self.run).logs().join("supervisor.txt");
@@ -299,13 +291,8 @@ impl Supervised {
     }
 
     fn how_to_resume(&self) -> String {
-        match newest(&self.run) {
-            None => String::new(),
-            Some(_) => {
-                let run = quoted(&self.run.display().to_string());
-                format!("; resume with `{} --resume {run}`", quoted(&program::path()))
-            }
-        }
+        let command = || program::command(&["--resume", &self.run.display().to_string()]);
+        newest(&self.run).map_or(String::new(), |_| format!("; resume with `{}`", command()))
     }
 
     /// Removes what was needed between the processes, and a folder in which no run has begun.

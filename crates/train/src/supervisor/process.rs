@@ -7,18 +7,19 @@ use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time between looks at the process.
+/// Time between looks at the process; its files are looked at once per heartbeat.
 const LOOK: Duration = Duration::from_millis(20);
-/// A process that gives no sign of life for this long is stopped, or its machine swaps.
+/// A process without a heartbeat for this long is stopped, or its machine swaps.
 const DEAD: Duration = Duration::from_secs(60);
-/// A look that takes longer counts as this long: the supervisor itself may have been stopped, or waited for the disk.
-const LONG_LOOK: Duration = Duration::from_secs(1);
+/// A longer time between two looks at its files counts as this long: the supervisor itself may have been stopped, or have
+/// waited for the disk.
+const LONG_LOOK: Duration = Duration::from_secs(2);
 /// A process that has said how it ended, and has not ended after this time, is stuck in its exit; mpirun waits a minute
 /// for a machine that is cut off.
 const EXIT: Duration = Duration::from_secs(20);
@@ -42,7 +43,7 @@ pub(super) struct End {
     /// Its exit code; `None` if a signal has ended it.
     pub code: Option<u8>,
     pub signal: Option<i32>,
-    /// Whether the supervisor has killed it, because it gave no sign of life.
+    /// Whether the supervisor has killed it, because it had no heartbeat.
     pub was_dead: bool,
     /// Whether an allocation of it has failed.
     pub had_no_memory: bool,
@@ -143,25 +144,20 @@ impl Attempt {
         let mut child = command.spawn().map_err(failed)?;
         let group = child.id() as i32;
         running.set(Some(group));
-        let (mut sign, mut silent, mut exiting, mut was_dead) = (None, Duration::ZERO, Duration::ZERO, false);
-        let mut looked = Instant::now();
+        let (mut vitals, mut was_dead) = (Vitals::new(), false);
         let status = loop {
-            let status = child.try_wait().map_err(failed)?;
-            if let Some(status) = status {
+            if let Some(status) = child.try_wait().map_err(failed)? {
                 break status;
             }
             if signals::take_request() {
                 send(group, libc::SIGUSR1);
             }
-            let now = attempt::sign_of_life(&self.folder);
-            let took = looked.elapsed().min(LONG_LOOK);
-            looked = Instant::now();
-            silent = if now == sign && now.is_some() { silent + took } else { Duration::ZERO };
-            sign = now;
-            exiting = if attempt::ended(&self.folder).is_some() { exiting + took } else { Duration::ZERO };
-            if silent > DEAD || exiting > EXIT {
-                was_dead = silent > DEAD;
-                send(group, libc::SIGKILL);
+            if vitals.looked.elapsed() >= attempt::BEAT {
+                vitals.look(&self.folder);
+                if vitals.silent > DEAD || vitals.exiting > EXIT {
+                    was_dead = vitals.silent > DEAD;
+                    send(group, libc::SIGKILL);
+                }
             }
             thread::sleep(LOOK);
         };
@@ -169,6 +165,34 @@ impl Attempt {
         let code = status.code().map(|code| u8::try_from(code).unwrap_or(1));
         let (had_no_memory, result) = (attempt::had_no_memory(&self.folder), attempt::ended(&self.folder));
         Ok(End { code, signal: status.signal(), was_dead, had_no_memory, result })
+    }
+}
+
+/// What a process has last said in its files, which may be far away.
+struct Vitals {
+    looked: Instant,
+    heartbeat: Option<String>,
+    /// How long the heartbeat has not changed.
+    silent: Duration,
+    /// How long ago the process has said how it ended.
+    exiting: Duration,
+}
+
+impl Vitals {
+    fn new() -> Self {
+        Self { looked: Instant::now(), heartbeat: None, silent: Duration::ZERO, exiting: Duration::ZERO }
+    }
+
+    fn look(&mut self, folder: &Path) {
+        let took = self.looked.elapsed().min(LONG_LOOK);
+        self.looked = Instant::now();
+        let heartbeat = attempt::heartbeat(folder);
+        let is_silent = heartbeat.is_some() && heartbeat == self.heartbeat;
+        self.silent = if is_silent { self.silent + took } else { Duration::ZERO };
+        self.heartbeat = heartbeat;
+        if attempt::ended(folder).is_some() {
+            self.exiting += took;
+        }
     }
 }
 

@@ -63,6 +63,11 @@ impl Rules {
         Self { most, skips, skipped: vec![], restarts: 0, without_progress: 0, same: None }
     }
 
+    /// The steps that are skipped if they are not finite.
+    pub fn skipped(&self) -> &[u64] {
+        &self.skipped
+    }
+
     pub fn after(&mut self, failure: &Failure) -> Next {
         if self.restarts == 0 && !failure.begun {
             return Next::GiveUp(None); // an invalid configuration, or no data

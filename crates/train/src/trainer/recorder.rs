@@ -32,8 +32,8 @@ struct Rank0<'a> {
     progress: &'a Progress,
     folder: RunFolder,
     metrics: (PathBuf, File),
-    /// Bytes of the metrics that the disk has refused so far, and whether the user knows.
-    refused: (Vec<u8>, bool),
+    /// Bytes of the metrics that the disk has refused so far.
+    refused: Vec<u8>,
     board: (PathBuf, EventWriter),
 }
 
@@ -94,13 +94,11 @@ impl<'a> Recorder<'a> {
     pub fn metrics(&mut self, line: &impl Serialize) -> Result<(), TrainError> {
         let Some(rank_0) = &mut self.rank_0 else { return Ok(()) };
         let text = serde_json::to_string(line).expect("metrics are plain data") + "\n";
-        let Some(error) = rank_0.append(text.as_bytes()) else { return Ok(()) };
-        let (refused, is_told) = &mut rank_0.refused;
-        if refused.len() > MOST_REFUSED {
-            return Err(error);
-        }
-        if !std::mem::replace(is_told, true) {
-            self.say(&format!("warning: {error}: the next steps try again; make room"));
+        let is_told = !rank_0.refused.is_empty();
+        match rank_0.append(text.as_bytes()) {
+            Err(error) if rank_0.refused.len() > MOST_REFUSED => return Err(error),
+            Err(error) if !is_told => self.say(&format!("warning: {error}: the next steps try again; make room")),
+            _ => {}
         }
         Ok(())
     }
@@ -221,24 +219,21 @@ impl Log {
 const MOST_REFUSED: usize = 1 << 20;
 
 impl<'a> Rank0<'a> {
-    /// Appends bytes to the metrics, after those that were refused before. Returns the error if the disk refuses some:
-    /// these are kept, so that the file has no partial line once it takes them.
-    fn append(&mut self, bytes: &[u8]) -> Option<TrainError> {
+    /// Appends bytes to the metrics, after those that were refused before. Bytes that the disk refuses are kept, so that
+    /// the file has no partial line once it takes them.
+    fn append(&mut self, bytes: &[u8]) -> Result<(), TrainError> {
         let (path, file) = &mut self.metrics;
-        let (refused, _) = &mut self.refused;
-        refused.extend(bytes);
-        while !refused.is_empty() {
-            match file.write(refused) {
-                Ok(0) => {
-                    return Some(TrainError::Metrics { path: path.clone(), source: io::ErrorKind::WriteZero.into() });
-                }
-                Ok(written) => drop(refused.drain(..written)),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(source) => return Some(TrainError::Metrics { path: path.clone(), source }),
-            }
+        self.refused.extend(bytes);
+        while !self.refused.is_empty() {
+            let written = match file.write(&self.refused) {
+                Ok(0) => Err(io::ErrorKind::WriteZero.into()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                written => written,
+            };
+            let written = written.map_err(|source| TrainError::Metrics { path: path.clone(), source })?;
+            self.refused.drain(..written);
         }
-        self.refused.1 = false;
-        None
+        Ok(())
     }
 
     fn open(folder: &RunFolder, done: usize, progress: &'a Progress) -> Result<Self, TrainError> {
@@ -256,7 +251,7 @@ impl<'a> Rank0<'a> {
         };
         let writer = writer.map_err(failed(&board))?;
         let folder = RunFolder::at(folder.path());
-        Ok(Self { progress, folder, metrics: (metrics, file), refused: (vec![], false), board: (board, writer) })
+        Ok(Self { progress, folder, metrics: (metrics, file), refused: vec![], board: (board, writer) })
     }
 
     /// Recreates `metrics.jsonl` if it was deleted, and returns a message about it: whatever is written to a deleted

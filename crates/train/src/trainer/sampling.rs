@@ -44,7 +44,7 @@ impl Trainer<'_> {
         let stop = &self.job.stop;
         let flight = self.comm.flight();
         let mut on_token = |_, _| {
-            flight.sign_of_life();
+            flight.heartbeat();
             if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let tokens = generate(&*model, &[prompt], &how, &self.device, &mut on_token)

@@ -93,7 +93,7 @@ impl Trainer<'_> {
     /// with `last`.
     pub fn finish_saving(&mut self, last: bool) -> Result<(), TrainError> {
         let sum = |values: &[f64]| {
-            self.comm.flight().sign_of_life();
+            self.comm.flight().heartbeat();
             self.fsdp.all_reduce(values)
         };
         let finished = self.saver.finish(sum, |line| self.recorder.say(line))?;
