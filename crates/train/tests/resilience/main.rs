@@ -27,6 +27,21 @@ fn with_faults(folder: &Path, faults: &str, args: &[&[&str]], out: &str) -> Outp
     program(folder, &args).env("KILN_FAULTS", faults).output().unwrap()
 }
 
+/// The losses of a run of 14 steps without faults.
+fn undisturbed(folder: &Path) -> Vec<f64> {
+    succeed(folder, &[TINY, RUN, &["--steps=14", "--out=undisturbed"]].concat());
+    losses(&folder.join("undisturbed"))
+}
+
+/// Trains 14 steps in `folder/run` with faults on purpose, which the run must survive; returns what it says.
+#[track_caller]
+fn survive(folder: &Path, faults: &str, args: &[&str]) -> String {
+    let output = with_faults(folder, faults, &[&["--steps=14"], args], "run");
+    let told = said(&output);
+    assert!(output.status.success(), "{told}");
+    told
+}
+
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned()
 }
@@ -55,14 +70,11 @@ fn check_folder(folder: &Path, out: &str) {
 #[test]
 fn a_run_survives_a_panic_a_kill_and_a_rank_that_hangs_with_the_losses_of_an_undisturbed_one() {
     let folder = folder_with_text();
-    succeed(folder.path(), &[TINY, RUN, &["--steps=14", "--out=undisturbed"]].concat());
+    let expected = undisturbed(folder.path());
     let faults = "panic:step=5,rank=2,attempt=1; kill:step=8,rank=1,attempt=2; hang:step=11,rank=3,attempt=3";
-    let hang = ["--steps=14", "--restarts=3", "--set=comm.timeout_seconds=5"];
-    let output = with_faults(folder.path(), faults, &[&hang], "run");
-    let said = said(&output);
-    assert!(output.status.success(), "{said}");
+    let said = survive(folder.path(), faults, &["--restarts=3", "--set=comm.timeout_seconds=5"]);
     let run = folder.path().join("run");
-    assert_eq!(losses(&run), losses(&folder.path().join("undisturbed")));
+    assert_eq!(losses(&run), expected);
     let events = events(&run);
     // Rank 0 may not have noted the last step when another rank in its process begins the next one.
     for (number, why) in [
@@ -86,14 +98,11 @@ fn a_run_survives_a_panic_a_kill_and_a_rank_that_hangs_with_the_losses_of_an_und
 #[test]
 fn a_run_that_has_lost_devices_goes_on_with_fewer_ranks_and_then_with_all() {
     let folder = folder_with_text();
-    succeed(folder.path(), &[TINY, RUN, &["--steps=14", "--out=undisturbed"]].concat());
+    let undisturbed = undisturbed(folder.path());
     let faults = "lost:step=5,rank=3,back=4; lost:step=8,rank=2,attempt=2,back=4; panic:step=11,rank=0,attempt=3";
-    let fewer = ["--steps=14", "--restarts=3", "--set=resilience.min_gpus=2"];
-    let output = with_faults(folder.path(), faults, &[&fewer], "run");
-    let told = said(&output);
-    assert!(output.status.success(), "{told}");
+    survive(folder.path(), faults, &["--restarts=3", "--set=resilience.min_gpus=2"]);
     let run = folder.path().join("run");
-    for (found, expected) in losses(&run).iter().zip(losses(&folder.path().join("undisturbed"))) {
+    for (found, expected) in losses(&run).iter().zip(undisturbed) {
         assert!((found - expected).abs() <= 1e-5 * expected, "{found}, not {expected}");
     }
     let events = events(&run);
@@ -111,17 +120,15 @@ fn a_run_that_has_lost_devices_goes_on_with_fewer_ranks_and_then_with_all() {
 #[test]
 fn a_killed_run_goes_on_from_a_checkpoint_in_memory_that_is_newer_than_that_on_disk() {
     let folder = folder_with_text();
-    succeed(folder.path(), &[TINY, RUN, &["--steps=14", "--out=undisturbed"]].concat());
-    let memory = ["--steps=14", "--restarts=1", "--set=resilience.memory_every=1", "--set=checkpoint.every=100"];
-    let output = with_faults(folder.path(), "kill:step=9,rank=2,attempt=1", &[&memory], "run");
-    let told = said(&output);
-    assert!(output.status.success(), "{told}");
-    let rescued =
+    let expected = undisturbed(folder.path());
+    let memory = ["--restarts=1", "--set=resilience.memory_every=1", "--set=checkpoint.every=100"];
+    let told = survive(folder.path(), "kill:step=9,rank=2,attempt=1", &memory);
+    let recovered =
         |line: &str| line.strip_prefix("recovered the checkpoint of step ")?.strip_suffix(" from memory")?.parse().ok();
-    let step: usize = told.lines().find_map(rescued).unwrap_or_else(|| panic!("{told}"));
+    let step: usize = told.lines().find_map(recovered).unwrap_or_else(|| panic!("{told}"));
     // The last one may not be whole.
     assert!((6..=8).contains(&step), "{told}");
-    assert_eq!(losses(&folder.path().join("run")), losses(&folder.path().join("undisturbed")));
+    assert_eq!(losses(&folder.path().join("run")), expected);
     check_folder(folder.path(), "run");
     let in_memory =
         fs::read_dir("/dev/shm").unwrap().flatten().flat_map(|entry| fs::read_dir(entry.path().join("checkpoints")));
