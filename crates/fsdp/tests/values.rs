@@ -111,6 +111,28 @@ fn a_model_that_is_loaded_draws_nothing_and_goes_on_as_if_it_had_not_stopped() {
     }
 }
 
+/// Where each shard has a copy, the ranks that are left hold the whole state: under `ddp` any rank, and under
+/// `hybrid_shard` of two times two ranks the first or the last two.
+#[test]
+fn ranks_that_hold_copies_of_all_shards_hold_what_all_ranks_save() {
+    let device = Device::flex();
+    let (model, batch) = (model(&device), global_batch(&device));
+    for (strategy, survivors) in [(Strategy::Ddp, 2..3), (Strategy::HybridShard, 2..4)] {
+        let (model, batch) = (model.clone(), batch.clone());
+        let states = on_ranks(4, move |comm| {
+            let mut fsdp = Fsdp::new(drawn(&model).0, comm, config(strategy))?;
+            let (rank, ranks) = fsdp.data_parallel();
+            fsdp.train_step(&[batch.part(8 * rank / ranks..8 * (rank + 1) / ranks)], LR)?;
+            Ok::<_, FsdpError>((fsdp.state(), fsdp.held_state().expect("the step has ended")))
+        });
+        let (mut saved, mut held) = (Kept::default(), Kept::default());
+        states.iter().for_each(|(state, _)| saved.put(state));
+        states[survivors].iter().for_each(|(_, state)| held.put(state));
+        assert!(!saved.0.is_empty() && saved.0.values().flatten().flatten().all(|value| value.is_finite()));
+        assert_eq!(held.0, saved.0, "{strategy:?}");
+    }
+}
+
 /// Their collectives would not match.
 #[test]
 fn ranks_with_other_options_are_named_before_the_first_step() {

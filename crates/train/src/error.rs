@@ -109,6 +109,11 @@ pub enum TrainError {
     #[error("the checkpoint of step {step} is not saved, because another rank could not write its part")]
     NotSavedElsewhere { step: u64 },
 
+    #[error(
+        "step {step} is the last one with this micro-batch, because memory is nearly full (resilience.dynamic_batch)"
+    )]
+    NearlyFull { step: u64 },
+
     #[error("cannot read the record {}: {source}: remove it", path.display())]
     FlightRecord { path: PathBuf, source: io::Error },
 
@@ -220,6 +225,7 @@ impl TrainError {
     pub(crate) fn cause(&self) -> (Cause, Option<u64>) {
         match self {
             Self::NotFinite { step, .. } => (Cause::NonFinite, Some(*step as u64)),
+            Self::NearlyFull { step } => (Cause::OutOfMemory, Some(step + 1)),
             Self::TooFewRanks { .. } => (Cause::TooFewRanks, None),
             Self::Rank(failure) | Self::Waited { failure, .. } => match &**failure {
                 RankFailure::Failed { source, .. } => source.cause(),

@@ -4,13 +4,14 @@ pub(crate) mod batch;
 pub(crate) mod batches;
 pub(crate) mod epochs;
 pub(crate) mod job;
+mod nearly_full;
 mod next_step;
 mod pace;
 pub(crate) mod profile;
 pub(crate) mod recorder;
 mod reporting;
 mod sampling;
-mod saving;
+pub(crate) mod saving;
 mod stragglers;
 mod validating;
 pub(crate) mod validation;
@@ -78,6 +79,7 @@ pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> 
     let outcome = comm.abort_on_failure(|| train(&mut trainer));
     job.flights.end();
     if let Err(error) = &outcome {
+        trainer.leave_state();
         trainer.recorder.warn(&format!("failed: {error}"));
     }
     outcome
@@ -102,6 +104,8 @@ fn train(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
             }
             continue;
         }
+        trainer.made =
+            Some(Made { step: done, optimizer_steps: trainer.fsdp.progress().optimizer_steps, loss, val_loss });
         if report {
             trainer.report(done, tell)?;
         }
@@ -117,11 +121,16 @@ fn train(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
         trainer.tell_saved(saved)?;
         let stop = trainer.stop;
         let is_over = ends_early || done == steps;
-        if is_over || stop || is_best || trainer.is_due(done) {
+        let shrinks = trainer.shrinks && !is_over && !stop;
+        if is_over || stop || is_best || shrinks || trainer.is_due(done) {
             trainer.save(done, loss, val_loss)?;
         }
         if every(job.config.resilience.memory_every) && !is_over && !stop {
             trainer.save_in_memory(done, loss, val_loss)?;
+        }
+        if shrinks {
+            trainer.finish_saving(true)?;
+            return Err(TrainError::NearlyFull { step: done as u64 });
         }
         // A run that is out of patience has ended, even if it was asked to stop in the meantime.
         if stop && !ends_early {
@@ -187,8 +196,22 @@ struct Trainer<'a> {
     busy: stragglers::Busy,
     /// Whether the user was warned that memory is nearly full.
     told_of_memory: bool,
+    /// Whether the run restarts after this step, because a rank's memory is nearly full.
+    shrinks: bool,
     /// The steps whose operations were timed.
     profile: Vec<StepProfile>,
+    /// The last step made.
+    made: Option<Made>,
+}
+
+/// A step that is made and recorded.
+#[derive(Debug, Clone, Copy)]
+struct Made {
+    step: usize,
+    optimizer_steps: u64,
+    loss: f64,
+    /// The last validation before it.
+    val_loss: Option<f64>,
 }
 
 impl<'a> Trainer<'a> {
@@ -261,7 +284,9 @@ impl<'a> Trainer<'a> {
             pace: Pace::default(),
             busy: stragglers::Busy::default(),
             told_of_memory: false,
+            shrinks: false,
             profile: vec![],
+            made: None,
         })
     }
 
@@ -272,19 +297,20 @@ impl<'a> Trainer<'a> {
         self.comm.note_place(step as u64 + 1, "start");
         let Config { train, optim, .. } = &self.job.config;
         let (started, in_calls) = (Instant::now(), self.comm.flight().time_in_calls());
-        let is_nan = self.job.faults.strike(step + 1, self.rank)?;
+        let struck = self.job.faults.strike(step + 1, self.rank)?;
+        let is_nearly_full = self.is_nearly_full(step + 1, struck.is_nearly_full)?;
         let lr = learning_rate(optim, step, train.steps);
         self.comm.note_place(step as u64 + 1, "waiting for data");
         let NextStep { micro_batches, mut weights, counts, waited } = self.next_batches(step)?;
-        if is_nan {
+        if struck.is_nan {
             weights.fill(f64::NAN);
         }
         self.comm.note_place(step as u64 + 1, "forward and backward");
         self.begin_profile(self.pace.steps);
         let (job, loads) = (self.job, &self.loads);
         let is_time = self.is_time();
-        let has_failed = if self.saver.has_failed() { 1.0 } else { 0.0 };
-        let mine = [asked_to_stop(job), is_time, has_failed];
+        let one_if = |condition: bool| if condition { 1.0 } else { 0.0 };
+        let mine = [asked_to_stop(job), is_time, one_if(self.saver.has_failed()), one_if(is_nearly_full)];
         let numbers = || [&mine[..], &loads.numbers(job.config.expert_layers())].concat();
         let mut update =
             |fsdp: &mut Fsdp<Batch>, sums: &[f64]| update_selection_biases(&job.config, fsdp, &sums[mine.len()..]);
@@ -298,6 +324,7 @@ impl<'a> Trainer<'a> {
         if report.sums[2] > 0.0 {
             self.skip_saving()?;
         }
+        self.shrinks = report.sums[3] > 0.0 && self.may_shrink();
         let done = step + 1;
         match &report.non_finite {
             Some(at) if train.on_non_finite == OnNonFinite::Stop && !attempt::skips(done) => {
@@ -317,7 +344,6 @@ impl<'a> Trainer<'a> {
         self.pace.add(started.elapsed(), tokens);
         let in_calls = self.comm.flight().time_in_calls() - in_calls;
         self.compare_ranks(done, started.elapsed().saturating_sub(in_calls + waited))?;
-        self.watch_memory(done)?;
         let metrics = self.step_metrics(done, lr, &report, counts, [started.elapsed(), waited]);
         self.recorder.step(&metrics, tell, self.stop)?;
         if let Some(at) = &report.non_finite {

@@ -10,7 +10,7 @@ use crate::host::device::Devices;
 use crate::host::faults::Faults;
 use crate::host::launch::Launch;
 use crate::overview;
-use crate::plan::memory_check::{self, Estimate};
+use crate::plan::memory_check::{self, Estimate, Watched};
 use crate::plan::units;
 use crate::reporting::progress::{Progress, Says};
 use crate::run::copies;
@@ -18,6 +18,7 @@ use crate::run::data_mark;
 use crate::run::folder::{RunFolder, config_in};
 use crate::run::options::RunOptions;
 use crate::run::resume::{self, Resume};
+use crate::run::survivors::Survivors;
 use crate::trainer::batch::check_documents;
 use crate::trainer::epochs;
 use crate::trainer::job::Job;
@@ -147,6 +148,8 @@ pub(crate) fn train_launched(
         resume,
         progress,
         flights: Arc::default(),
+        survivors: Survivors::default(),
+        watched: Watched::new(&devices, launch.local_rank()),
         devices: count,
         dry_run: options.dry_run,
         stop,
@@ -182,6 +185,9 @@ pub(crate) fn train_launched(
         completed
             .iter()
             .for_each(|path| job.progress.say(&format!("saved {}, which all ranks had written", path.display())));
+    }
+    if let (Some(folder), Err(failure), None) = (&job.folder, &outcomes, launch.processes()) {
+        trainer::saving::save_survivors(&job, folder, failure);
     }
     let outcomes = outcomes.map_err(|failure| match failure {
         // A single rank's error needs no rank; with several, the rank says where to look.

@@ -67,6 +67,8 @@ pub struct Fsdp<B> {
     loss_scale: LossScaling,
     /// Number of steps, without skipped ones.
     optimizer_steps: u64,
+    /// Whether the optimizer has updated some parameters of this step, and perhaps not all.
+    is_stepping: bool,
     watch: Option<Box<Watch>>,
     /// The operations since [`time_operations`](Self::time_operations), with their times.
     timed: Option<Vec<TimedOp>>,
@@ -186,6 +188,7 @@ impl<B: 'static> Fsdp<B> {
             config,
             loss_scale,
             optimizer_steps: 0,
+            is_stepping: false,
             watch: None,
             timed: None,
         })

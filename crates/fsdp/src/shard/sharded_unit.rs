@@ -302,6 +302,11 @@ impl ShardedUnit {
         self.classes.iter().flat_map(FlatShard::state).collect()
     }
 
+    /// Returns all parts of parameters that this rank holds, including those that other ranks save.
+    pub fn held_state(&self) -> Vec<StatePart> {
+        self.classes.iter().flat_map(FlatShard::held_state).collect()
+    }
+
     /// Reads this rank's share with `read`, including the optimizer's state if `steps` is above 0. Replicas must be
     /// set afterwards.
     pub fn load_state(&mut self, steps: u64, read: &mut ReadPart) -> Result<(), FsdpError> {

@@ -14,8 +14,8 @@ pub struct ResilienceConfig {
     /// global batch stays the same. The number of data ranks shrinks first, then `ep`, `cp`, `pp` and `tp`. The next start
     /// with all devices uses the whole layout again. null requires all ranks.
     pub min_gpus: Option<usize>,
-    /// Whether a restart after a failed allocation halves the micro-batch, with the same global batch in more
-    /// micro-batches.
+    /// Whether a failed allocation, or more than 90% used memory, leads to a restart on half the micro-batch, with the same
+    /// global batch in more micro-batches. It requires `restarts`.
     pub dynamic_batch: bool,
     /// Whether a restart skips a step whose loss or gradient was not finite in three attempts (with
     /// `train.on_non_finite: stop`).

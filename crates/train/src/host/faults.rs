@@ -27,7 +27,9 @@ enum Kind {
     Nan,
     /// An allocation of the rank fails.
     Oom,
-    /// The rank's device is gone. It returns an error, and later attempts have a device less, until the attempt with this
+    /// The rank finds its memory nearly full.
+    NearlyFull,
+    /// The rank's device is gone. The rank panics, as CubeCL does, and later attempts have a device less, until the attempt with this
     /// number.
     Lost { back: Option<usize> },
 }
@@ -41,6 +43,15 @@ struct Fault {
     rank: usize,
     /// The attempt of a supervised run, from 1; `None` for every attempt that makes this step.
     attempt: Option<usize>,
+}
+
+/// What the trainer itself does about a fault.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Struck {
+    /// The gradients of the step are NaN.
+    pub is_nan: bool,
+    /// The memory counts as nearly full.
+    pub is_nearly_full: bool,
 }
 
 /// The faults of this process.
@@ -74,31 +85,30 @@ impl Faults {
         self.faults.iter().filter(is_lost).count()
     }
 
-    /// What happens to a rank in a step, which counts from 1. Returns whether its gradients are to be NaN.
-    pub fn strike(&self, step: usize, rank: usize) -> Result<bool, TrainError> {
+    /// What happens to a rank in a step, which counts from 1.
+    pub fn strike(&self, step: usize, rank: usize) -> Result<Struck, TrainError> {
         let mine = |fault: &&Fault| {
             let in_step = if let Kind::Slow(_) = fault.kind { fault.step <= step } else { fault.step == step };
             in_step && fault.rank == rank && fault.attempt.is_none_or(|attempt| attempt == self.attempt)
         };
-        let mut nan = false;
+        let mut struck = Struck::default();
         for fault in self.faults.iter().filter(mine) {
             match fault.kind {
                 Kind::Panic => panic!("{FAULTS} has a panic in step {step}"),
                 Kind::Error => return Err(TrainError::Fault(format!("{FAULTS} has an error in step {step}"))),
-                Kind::Lost { .. } => {
-                    return Err(TrainError::Fault(format!("{FAULTS} has the device of this rank lost in step {step}")));
-                }
+                Kind::Lost { .. } => panic!("{FAULTS} has the device of this rank lost in step {step}"),
                 Kind::Kill => signal(libc::SIGKILL),
                 Kind::Stop => signal(libc::SIGSTOP),
                 Kind::Hang => loop {
                     thread::sleep(Duration::from_secs(1));
                 },
                 Kind::Slow(milliseconds) => thread::sleep(Duration::from_millis(milliseconds)),
-                Kind::Nan => nan = true,
+                Kind::Nan => struck.is_nan = true,
+                Kind::NearlyFull => struck.is_nearly_full = true,
                 Kind::Oom => drop(std::hint::black_box(Vec::<u8>::with_capacity(isize::MAX as usize / 2))),
             }
         }
-        Ok(nan)
+        Ok(struck)
     }
 }
 
@@ -116,7 +126,7 @@ fn fault(text: &str) -> Result<Fault, TrainError> {
     let wrong = |what: &str| {
         TrainError::Fault(format!(
             "{FAULTS} has `{text}`, {what}: give KIND:KEY=N,... separated by `;`, where KIND is panic, error, kill, stop, hang, slow, \
-             nan, oom or lost, and KEY is step, rank, attempt, and with slow ms, with lost back; such as \
+             nan, oom, nearly_full or lost, and KEY is step, rank, attempt, and with slow ms, with lost back; such as \
              `panic:step=20,rank=1,attempt=1`"
         ))
     };
@@ -144,6 +154,7 @@ fn fault(text: &str) -> Result<Fault, TrainError> {
         "slow" => Kind::Slow(ms.unwrap_or(1000) as u64),
         "nan" => Kind::Nan,
         "oom" => Kind::Oom,
+        "nearly_full" => Kind::NearlyFull,
         "lost" => {
             attempt = attempt.or(Some(1));
             Kind::Lost { back }
@@ -166,8 +177,8 @@ mod tests {
         let faults = parse("error:step=3,rank=1,attempt=2; nan:step=5;").unwrap();
         let at = |attempt, step, rank| Faults { faults: faults.clone(), attempt }.strike(step, rank);
         assert!(at(2, 3, 1).unwrap_err().to_string().contains("has an error in step 3"));
-        assert_eq!([at(1, 3, 1), at(2, 3, 0), at(2, 4, 1)].map(Result::unwrap), [false; 3]);
-        assert!(at(1, 5, 0).unwrap() && at(2, 5, 0).unwrap());
+        assert_eq!([at(1, 3, 1), at(2, 3, 0), at(2, 4, 1)].map(Result::unwrap), [Struck::default(); 3]);
+        assert!(at(1, 5, 0).unwrap().is_nan && at(2, 5, 0).unwrap().is_nan);
         for (text, what) in [
             ("panic", "which has no step"),
             ("panic:step=0", "which has no step, from 1"),

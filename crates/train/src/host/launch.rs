@@ -58,6 +58,11 @@ impl Launch {
         self.mpi.as_ref().map(MpiWorld::world_size)
     }
 
+    /// The number of this process on its machine; `None` without `mpirun`.
+    pub fn local_rank(&self) -> Option<usize> {
+        self.mpi.as_ref().map(|world| world.local_rank().0)
+    }
+
     /// Whether this process has rank 0, the only one that prints and writes.
     pub fn has_rank_0(&self) -> bool {
         self.mpi.as_ref().is_none_or(|world| world.rank() == 0)

@@ -8,4 +8,5 @@ pub(crate) mod folder;
 pub(crate) mod options;
 pub(crate) mod resume;
 pub(crate) mod saver;
+pub(crate) mod survivors;
 pub(crate) mod trained;

@@ -20,7 +20,7 @@ use crate::error::TrainError;
 use crate::format::{bytes, ranks};
 use crate::run::copies;
 use checkpoint::{CheckpointError, Folder, Index, LossScale, Piece, Values, Written, write_rank};
-use fsdp::{FsdpError, State};
+use fsdp::{FsdpError, Progress, State};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,15 +95,8 @@ impl Saver {
     /// If another checkpoint is being written.
     pub fn start(&mut self, state: State, index: Index) {
         let State { parts, progress, copies } = state;
-        let index = Index {
-            optimizer_steps: progress.optimizer_steps,
-            loss_scale: progress
-                .loss_scale
-                .map(|scale| LossScale { factor: scale.factor, good_steps: scale.good_steps }),
-            ..index
-        };
         let rank = self.rank;
-        self.write(index, move || {
+        self.write(with_progress(index, progress), move || {
             let (digests, pieces) = (copies.digests(), fsdp::pieces(parts));
             (move |partial: &Path| copies::write(partial, rank, &digests), pieces)
         });
@@ -298,6 +291,12 @@ impl Drop for Saver {
         }
         self.skipped.drain(..).for_each(|thread| drop(thread.join()));
     }
+}
+
+/// Adds the optimizer's progress to what is known of the run.
+pub(crate) fn with_progress(index: Index, progress: Progress) -> Index {
+    let loss_scale = progress.loss_scale.map(|scale| LossScale { factor: scale.factor, good_steps: scale.good_steps });
+    Index { optimizer_steps: progress.optimizer_steps, loss_scale, ..index }
 }
 
 /// Whether an error is one of a disk or network file system, which may be over soon.

@@ -3,10 +3,12 @@
 use crate::config::Config;
 use crate::format::count;
 use crate::host::faults::Faults;
+use crate::plan::memory_check::Watched;
 use crate::reporting::progress::Progress;
 use crate::run::flight::Flights;
 use crate::run::folder::RunFolder;
 use crate::run::resume::Resume;
+use crate::run::survivors::Survivors;
 use crate::trainer::validation::ValidationSet;
 use data::{Buckets, Dataset, Prepared, Windows};
 use std::sync::Arc;
@@ -34,6 +36,10 @@ pub(crate) struct Job {
     pub progress: Progress,
     /// The flight recorders of this process's ranks.
     pub flights: Arc<Flights>,
+    /// The memory that one rank of this process watches.
+    pub watched: Watched,
+    /// What the ranks of this process leave when the run fails.
+    pub survivors: Survivors,
     /// Distinct devices of all ranks.
     pub devices: usize,
     /// Whether the run ends after [`MEASURED`] steps and keeps nothing.

@@ -9,7 +9,6 @@ use crate::host::device;
 use crate::host::machine::{self, Machine};
 use crate::overview;
 use crate::plan::layout::LayoutTable;
-use crate::plan::memory_check::available;
 use crate::reporting::metrics::{ExpertMetrics, ProcessMetrics, StageMetrics, StageSeconds, StepMetrics, UsageMetrics};
 use crate::run::folder::RunFolder;
 use crate::run::resume::Resume;
@@ -93,23 +92,6 @@ impl Trainer<'_> {
         let Some((layers, experts)) = self.job.config.expert_layers() else { return Ok(()) };
         let loads = model::layer_loads(&self.load_sums, &layers, experts);
         self.recorder.experts(&ExpertMetrics::new(step, loads), tell)
-    }
-
-    /// Warns once if the memory of this machine is nearly full.
-    pub fn watch_memory(&mut self, step: usize) -> Result<(), TrainError> {
-        const NEARLY_FULL: f64 = 0.9;
-        if self.told_of_memory || self.rank != 0 || !step.is_multiple_of(10) {
-            return Ok(());
-        }
-        let Some((used, of)) = available::fullest().filter(|(used, _)| *used > NEARLY_FULL) else { return Ok(()) };
-        self.told_of_memory = true;
-        let line = format!(
-            "{:.0}% of {of} is used, and at 100% the system kills a process: what helps is a smaller train.micro_batch_size, \
-             or --set parallel.activation_checkpointing=full",
-            100.0 * used
-        );
-        self.recorder.say(&format!("warning: step {step}: {line}"));
-        self.recorder.event(step, &line)
     }
 
     /// Reports the step's times on each stage, if there are several.

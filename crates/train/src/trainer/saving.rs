@@ -1,6 +1,6 @@
 //! When the run is saved, and the messages about it.
 
-use super::{Job, Trainer};
+use super::{Job, Made, Trainer};
 use crate::config::{CheckpointConfig, Config};
 use crate::error::TrainError;
 use crate::hints;
@@ -11,6 +11,7 @@ use crate::run::saver::Saver;
 use crate::run::trained;
 use crate::terminal::to_stderr;
 use checkpoint::{Folder, Index};
+use comm::RankFailure;
 use data::Tokenizer;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -69,6 +70,17 @@ impl Trainer<'_> {
         let index = self.index(step, loss, val_loss);
         self.memory.iter_mut().for_each(|memory| memory.start(self.fsdp.state(), index.clone()));
         Ok(())
+    }
+
+    /// Leaves this rank's state to the end of a run that has failed, unless it is not that after the last step in the
+    /// metrics, or gave a loss that is not finite.
+    pub fn leave_state(&self) {
+        let Some(Made { step, optimizer_steps, loss, val_loss }) = self.made.filter(|_| self.skips == 0) else {
+            return;
+        };
+        if let Some(state) = self.fsdp.held_state().filter(|state| state.progress.optimizer_steps == optimizer_steps) {
+            self.job.survivors.add(self.rank, self.index(step, loss, val_loss), state);
+        }
     }
 
     /// What is known of the run after `step` steps.
@@ -165,6 +177,23 @@ pub(super) fn memory(job: &Job, rank: usize) -> Result<Option<Saver>, TrainError
     let folder = attempt::memory().filter(|_| job.config.resilience.memory_every > 0);
     let config = CheckpointConfig { keep: 1, keep_every: 0, ..job.config.checkpoint.clone() };
     folder.map(|folder| Ok(Saver::new(Folder::of_run(&folder), rank, config, files(job, rank)?))).transpose()
+}
+
+/// Saves what is left of a run that has failed, if the survivors hold all of its state.
+pub(crate) fn save_survivors(job: &Job, folder: &RunFolder, failure: &RankFailure<TrainError>) {
+    if job.config.checkpoint.keep == 0 {
+        return;
+    }
+    let (folder, parameters) = (Folder::of_run(folder.path()), job.config.parameter_count());
+    let save = |extra: Vec<_>| Ok(job.survivors.save(failure, &folder, &extra, parameters)?);
+    match files(job, 0).and_then(save) {
+        Ok(None) => {}
+        Ok(Some((step, path))) => {
+            let path = path.display();
+            job.progress.say(&format!("the remaining ranks hold the whole state after step {step}: saved {path}"));
+        }
+        Err(error) => to_stderr(&format!("warning: what the remaining ranks hold is not saved: {error}")),
+    }
 }
 
 /// The tokenizer's files, as names and contents.

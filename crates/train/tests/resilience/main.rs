@@ -116,6 +116,38 @@ fn a_run_that_has_lost_devices_goes_on_with_fewer_ranks_and_then_with_all() {
     check_folder(folder.path(), "refused");
 }
 
+#[test]
+fn ranks_that_hold_the_whole_state_save_it_when_another_one_is_lost() {
+    let folder = folder_with_text();
+    let expected = undisturbed(folder.path());
+    let rare = ["--set=checkpoint.every=100", "--restarts=1", "--set=resilience.min_gpus=2"];
+    for (layout, fault) in [
+        (&["--strategy=ddp"][..], "panic:step=9,rank=0,attempt=1"),
+        (&["--strategy=hybrid_shard"], "panic:step=9,rank=3,attempt=1"),
+        (&["--strategy=ddp"], "lost:step=9,rank=1"),
+    ] {
+        let told = survive(folder.path(), fault, &[layout, &rare].concat());
+        let saved = "the remaining ranks hold the whole state after step 8: saved run/checkpoints/step-8";
+        assert!(told.contains(saved) && told.contains("s, from run/checkpoints/step-8"), "{told}");
+        for (found, expected) in losses(&folder.path().join("run")).iter().zip(&expected) {
+            assert!((found - expected).abs() <= 1e-5 * expected, "{found}, not {expected}, with {layout:?}");
+        }
+        check_folder(folder.path(), "run");
+        fs::remove_dir_all(folder.path().join("run")).unwrap();
+    }
+    // Nobody else has the shards of rank 2.
+    let lost = survive(folder.path(), "panic:step=9,rank=2,attempt=1", &rare);
+    assert!(!lost.contains("the remaining ranks") && lost.contains("from the beginning"), "{lost}");
+    assert_eq!(losses(&folder.path().join("run")), expected);
+
+    // All shards are there, and a person resumes.
+    let alone =
+        with_faults(folder.path(), "error:step=5,rank=1", &[&["--steps=9", "--set=checkpoint.every=100"]], "alone");
+    assert!(said(&alone).contains("after step 4: saved alone/checkpoints/step-4"), "{}", said(&alone));
+    succeed(folder.path(), &["--resume=alone", "--steps=14"]);
+    assert_eq!(losses(&folder.path().join("alone")), expected);
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_killed_run_goes_on_from_a_checkpoint_in_memory_that_is_newer_than_that_on_disk() {
@@ -166,6 +198,17 @@ fn a_run_without_memory_goes_on_with_smaller_micro_batches_and_one_that_is_nan_a
     let told = said(&output);
     let expected = " does not fit into memory with one sequence at a time:\n";
     assert!(output.status.code() == Some(1) && told.contains(expected) && told.contains("activations"), "{told}");
+
+    // Before memory is full: no step is made again.
+    let rare = ["--set=checkpoint.every=100"];
+    let output = with_faults(folder.path(), "nearly_full:step=5,rank=1,attempt=1", &[&batch, &dynamic, &rare], "full");
+    let told = said(&output);
+    assert!(output.status.success() && told.contains("warning: rank 1: step 5: 95% of "), "{told}");
+    let restart = "s, from full/checkpoints/step-5; train.micro_batch_size is 2 instead of 4";
+    assert!(told.contains("step 5 is the last one with this micro-batch") && told.contains(restart), "{told}");
+    for (found, expected) in losses(&folder.path().join("full")).iter().zip(&undisturbed) {
+        assert!((found - expected).abs() <= 1e-6 * expected, "{found}, not {expected}");
+    }
 
     let skip = ["--restarts=3", "--set=resilience.skip_non_finite=true"];
     let output = with_faults(folder.path(), "nan:step=5,rank=1", &[&batch, &skip], "nan");

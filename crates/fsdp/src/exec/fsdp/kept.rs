@@ -54,11 +54,21 @@ impl<B: 'static> Fsdp<B> {
         State { parts: self.parts(), progress: self.progress(), copies: self.copies() }
     }
 
+    /// Returns all of the run's state that this rank holds, including what other ranks hold and save. With it, the
+    /// ranks that survive a failure can save the run without the others: two ranks that hold the same shard return
+    /// equal [parts](crate::Part). `None` if the failure has interrupted the optimizer's step, which leaves some
+    /// parameters behind others. It is no collective.
+    pub fn held_state(&self) -> Option<State> {
+        let parts = || self.units.iter().flat_map(ShardedUnit::held_state).collect();
+        (!self.is_stepping).then(|| State { parts: parts(), progress: self.progress(), copies: Copies::default() })
+    }
+
     pub(super) fn parts(&self) -> Vec<StatePart> {
         self.units.iter().flat_map(ShardedUnit::state).collect()
     }
 
-    pub(super) fn progress(&self) -> Progress {
+    /// Returns the progress of the optimizer.
+    pub fn progress(&self) -> Progress {
         Progress { optimizer_steps: self.optimizer_steps, loss_scale: self.loss_scale.state() }
     }
 

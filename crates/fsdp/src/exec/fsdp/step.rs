@@ -35,6 +35,7 @@ impl<B: 'static> Backward<'_, B> {
             GradientScale { known: 1.0 / count, factor: Some(totals.factor(count, limit)) }
         });
         let is_ahead = before_step.is_none() && ahead.is_some() && fsdp.config.optimizers.step_on_device();
+        fsdp.is_stepping = is_ahead;
         if let Some(scale) = ahead.as_ref().filter(|_| is_ahead) {
             fsdp.step_units(ops, lr, scale)?;
         }
@@ -52,6 +53,7 @@ impl<B: 'static> Backward<'_, B> {
             false => Some(fsdp.locate_non_finite(micro_batches, on_device.as_ref())?),
         };
         let skipped = overflow || non_finite.is_some();
+        fsdp.is_stepping |= !skipped;
         fsdp.optimizer_steps += u64::from(!skipped);
         match (skipped, is_ahead) {
             (true, true) => fsdp.units.iter_mut().for_each(ShardedUnit::take_step_back),
@@ -69,6 +71,7 @@ impl<B: 'static> Backward<'_, B> {
                 fsdp.step_units(ops, lr, &scale)?;
             }
         }
+        fsdp.is_stepping = false;
         Ok(StepReport { loss, aux_loss, grad_norm, skipped, non_finite, sums, times: *times })
     }
 }

@@ -17,7 +17,17 @@ impl FlatShard {
         }
         let (len, start) = (self.len(), self.range().start);
         let cut = |i: usize| start + len * i / self.plan.replicas;
-        let share = cut(self.plan.replica)..cut(self.plan.replica + 1);
+        self.state_in(cut(self.plan.replica)..cut(self.plan.replica + 1))
+    }
+
+    /// Returns all parts of parameters that this rank holds, including those that other ranks save.
+    pub fn held_state(&self) -> Vec<StatePart> {
+        if self.unit_stages.is_here { self.state_in(self.range()) } else { vec![] }
+    }
+
+    /// Returns the parts of parameters in a range of the unit's buffer, which lies in this rank's shard.
+    fn state_in(&self, share: Range<usize>) -> Vec<StatePart> {
+        let start = self.range().start;
         let states = self.optimizer.states();
         let part = |(wanted, at): (Part, usize)| {
             let range = at - start..at - start + wanted.range.len();

@@ -54,9 +54,49 @@ pub fn of_host() -> Option<Available> {
     of_linux(Path::new("/"))
 }
 
+/// The memory that a process watches while it trains: its devices, and for one process of a machine the machine's.
+pub struct Watched {
+    kind: String,
+    /// The numbers of the devices.
+    numbers: Vec<usize>,
+    machine: bool,
+}
+
+impl Watched {
+    /// `local_rank` is the number of this process on its machine, where `devices` are those of all processes; `None` for
+    /// a process by itself.
+    pub fn new(devices: &Devices, local_rank: Option<usize>) -> Self {
+        let all: Vec<usize> = devices.numbers().collect();
+        let mine = local_rank.map(|rank| vec![all[rank % all.len()]]);
+        Self { kind: devices.kind().into(), numbers: mine.unwrap_or(all), machine: local_rank.unwrap_or(0) == 0 }
+    }
+
+    /// The used fraction of the fullest of it, and what it is a fraction of. `None` where nothing reports it.
+    pub fn fullest(&self) -> Option<(f64, String)> {
+        let machine = fullest().filter(|_| self.machine).map(|(used, of)| (used, of.to_owned()));
+        let device =
+            |number: &usize| Some((used_of_gpu(&self.kind, *number)?, format!("the memory of {}:{number}", self.kind)));
+        let devices = self.numbers.iter().filter_map(device);
+        devices.chain(machine).max_by(|(a, _), (b, _)| a.total_cmp(b))
+    }
+}
+
+/// The used fraction of a GPU's memory. Unknown but for CUDA.
+fn used_of_gpu(kind: &str, number: usize) -> Option<f64> {
+    let _ = number; // unused in builds without CUDA
+    match kind {
+        #[cfg(feature = "cuda")]
+        "cuda" => {
+            let (free, total) = cudarc::driver::CudaContext::new(number).ok()?.mem_get_info().ok()?;
+            Some(1.0 - free as f64 / total.max(1) as f64)
+        }
+        _ => None,
+    }
+}
+
 /// The fullest of the machine's memory and the limits of this process's control groups: the used fraction, and what it is
 /// a fraction of. `None` if the system does not report it.
-pub fn fullest() -> Option<(f64, &'static str)> {
+fn fullest() -> Option<(f64, &'static str)> {
     fullest_of_linux(Path::new("/"))
 }
 

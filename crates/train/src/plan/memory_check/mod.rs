@@ -24,6 +24,7 @@ use crate::host::launch::Launch;
 use crate::program;
 use advice::Patient;
 use available::Available;
+pub(crate) use available::Watched;
 pub(crate) use estimate::Estimate;
 pub(crate) use need::{Machine, forecast, of_rank, of_run, over_step};
 use need::{Need, Pool};
