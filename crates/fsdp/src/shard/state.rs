@@ -62,6 +62,19 @@ pub struct StatePart {
     pub optimizer: Option<OptimizerState<Tensor<1>>>,
 }
 
+impl StatePart {
+    /// Whether another rank's part has bitwise the same values. This copies the values from their devices.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let bytes = |tensor: &Tensor<1>| tensor.clone().into_data().as_bytes().to_vec();
+        let tensors = |part: &Self| part.optimizer.clone().map_or(BTreeMap::new(), |state| state.tensors);
+        let (mine, others) = (tensors(self), tensors(other));
+        self.of == other.of
+            && bytes(&self.param) == bytes(&other.param)
+            && mine.keys().eq(others.keys())
+            && mine.values().zip(others.values()).all(|(mine, other)| bytes(mine) == bytes(other))
+    }
+}
+
 /// The state of an optimizer for some elements of a parameter: for Kiln's AdamW its running means of gradients and of
 /// their squares, `exp_avg` and `exp_avg_sq`, and for an optimizer of Burn what its record has.
 #[derive(Debug, Clone, PartialEq)]

@@ -14,7 +14,7 @@
 use crate::error::TrainError;
 use crate::host::attempt::Cause;
 use crate::run::saver::with_progress;
-use checkpoint::{CheckpointError, Folder, Index, Written, write_rank};
+use checkpoint::{Folder, Index, Written, write_rank};
 use comm::RankFailure;
 use fsdp::{FsdpError, State, StatePart};
 use std::collections::BTreeMap;
@@ -43,14 +43,15 @@ impl Survivors {
     /// checkpoint of its step. Returns the step and the folder.
     ///
     /// # Errors
-    /// If a file cannot be written, or a value is not finite. Nothing is left of the checkpoint then.
+    /// If a file cannot be written, if a value is not finite, or if two survivors hold different copies of a parameter.
+    /// Nothing is left of the checkpoint then.
     pub fn save(
         &self,
         failure: &RankFailure<TrainError>,
         folder: &Folder,
         extra: &[(String, Vec<u8>)],
         parameters: usize,
-    ) -> Result<Option<(u64, PathBuf)>, CheckpointError> {
+    ) -> Result<Option<(u64, PathBuf)>, TrainError> {
         let mut all = std::mem::take(&mut *self.all());
         if !is_of_ranks(failure) {
             return Ok(None);
@@ -65,9 +66,10 @@ impl Survivors {
         // One file holds all.
         let index = Index { world_size: 1, ..index };
         let write = || {
+            let pieces = fsdp::pieces(compared(parts)?);
             folder.begin(&index, extra)?;
-            write_rank(&folder.partial(step), 0, &fsdp::pieces(parts), &Written::default())?;
-            folder.complete(step)
+            write_rank(&folder.partial(step), 0, &pieces, &Written::default())?;
+            Ok(folder.complete(step)?)
         };
         // The values of a device that has failed cannot be read.
         let written = catch_unwind(AssertUnwindSafe(write)).map_or(Ok(None), |path| path.map(Some));
@@ -98,19 +100,37 @@ fn is_of_ranks(failure: &RankFailure<TrainError>) -> bool {
     }
 }
 
-/// The state after the most steps of which these ranks hold all `parameters` parameters, each part once.
-fn newest_whole(survivors: Vec<Survivor>, parameters: usize) -> Option<(Index, Vec<StatePart>)> {
-    let mut states: BTreeMap<_, (Index, BTreeMap<_, StatePart>)> = BTreeMap::new();
-    for Survivor { index, state: State { parts, progress, .. }, .. } in survivors {
+/// A part of a parameter, as each rank holds it that has a copy.
+type PartOfRanks = Vec<(usize, StatePart)>;
+
+/// The state after the most steps of which these ranks hold all `parameters` parameters.
+fn newest_whole(survivors: Vec<Survivor>, parameters: usize) -> Option<(Index, Vec<PartOfRanks>)> {
+    let mut states: BTreeMap<_, (Index, BTreeMap<_, PartOfRanks>)> = BTreeMap::new();
+    for Survivor { rank, index, state: State { parts, progress, .. } } in survivors {
         let after = (index.step, progress.optimizer_steps);
         let (_, of_state) = states.entry(after).or_insert_with(|| (with_progress(index, progress), BTreeMap::new()));
         for part in parts {
             let of = (part.of.name.clone(), part.of.region.start.clone(), part.of.range.start);
-            of_state.entry(of).or_insert(part);
+            of_state.entry(of).or_default().push((rank, part));
         }
     }
-    let is_whole =
-        |parts: &BTreeMap<_, StatePart>| parts.values().map(|part| part.of.range.len()).sum::<usize>() == parameters;
+    let held = |copies: &PartOfRanks| copies[0].1.of.range.len();
+    let is_whole = |parts: &BTreeMap<_, _>| parts.values().map(held).sum::<usize>() == parameters;
     let (index, parts) = states.into_values().rev().find(|(_, parts)| is_whole(parts))?;
     Some((index, parts.into_values().collect()))
+}
+
+/// Each part once, if all of its copies are the same.
+fn compared(parts: Vec<PartOfRanks>) -> Result<Vec<StatePart>, TrainError> {
+    let first = |copies: PartOfRanks| {
+        let mut copies = copies.into_iter();
+        let (rank, part) = copies.next().expect("a part has a rank");
+        match copies.find(|(_, copy)| !copy.is_same(&part)) {
+            None => Ok(part),
+            Some((other, _)) => {
+                Err(FsdpError::Copies { unit: part.of.name, ranks: [rank, other], majority: None }.into())
+            }
+        }
+    };
+    parts.into_iter().map(first).collect()
 }

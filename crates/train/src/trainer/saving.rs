@@ -185,7 +185,7 @@ pub(crate) fn save_survivors(job: &Job, folder: &RunFolder, failure: &RankFailur
         return;
     }
     let (folder, parameters) = (Folder::of_run(folder.path()), job.config.parameter_count());
-    let save = |extra: Vec<_>| Ok(job.survivors.save(failure, &folder, &extra, parameters)?);
+    let save = |extra: Vec<_>| job.survivors.save(failure, &folder, &extra, parameters);
     match files(job, 0).and_then(save) {
         Ok(None) => {}
         Ok(Some((step, path))) => {
