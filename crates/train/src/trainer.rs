@@ -22,7 +22,7 @@ use crate::config::learning_rate::learning_rate;
 use crate::config::{Config, OnNonFinite, TrainConfig};
 use crate::error::TrainError;
 use crate::format::count;
-use crate::host::{attempt, device};
+use crate::host::{attempt, device, faults};
 use crate::plan::units::{units, update_selection_biases};
 use crate::run::folder::RunFolder;
 use crate::run::resume::Resume;
@@ -272,12 +272,15 @@ impl<'a> Trainer<'a> {
         self.comm.note_place(step as u64 + 1, "start");
         let Config { train, optim, .. } = &self.job.config;
         let (started, in_calls) = (Instant::now(), self.comm.flight().time_in_calls());
-        let is_nan = self.job.faults.strike(step + 1, self.rank)?;
+        let struck = self.job.faults.strike(step + 1, self.rank)?;
         let lr = learning_rate(optim, step, train.steps);
         self.comm.note_place(step as u64 + 1, "waiting for data");
         let NextStep { micro_batches, mut weights, counts, waited } = self.next_batches(step)?;
-        if is_nan {
+        if struck.nan {
             weights.fill(f64::NAN);
+        }
+        if struck.flip {
+            faults::flip(&mut self.fsdp, &self.job.config);
         }
         self.comm.note_place(step as u64 + 1, "forward and backward");
         self.begin_profile(self.pace.steps);

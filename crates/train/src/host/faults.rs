@@ -1,7 +1,11 @@
 //! Faults on purpose, to try what a run does about them: `KILN_FAULTS="panic:step=20,rank=1; kill:step=40"`.
 
+use crate::config::Config;
 use crate::error::TrainError;
 use crate::host::attempt;
+use checkpoint::Parameter;
+use fsdp::Fsdp;
+use model::Batch;
 use std::time::Duration;
 use std::{env, thread};
 
@@ -27,6 +31,8 @@ enum Kind {
     Nan,
     /// An allocation of the rank fails.
     Oom,
+    /// Numbers of the rank's parameters change, as if its memory had flipped bits.
+    Flip,
     /// The rank's device is gone. It returns an error, and later attempts have a device less, until the attempt with this
     /// number.
     Lost { back: Option<usize> },
@@ -41,6 +47,15 @@ struct Fault {
     rank: usize,
     /// The attempt of a supervised run, from 1; `None` for every attempt that makes this step.
     attempt: Option<usize>,
+}
+
+/// What a fault does to a rank's step.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Struck {
+    /// Its gradients are to be NaN.
+    pub nan: bool,
+    /// Numbers of its parameters are to change.
+    pub flip: bool,
 }
 
 /// The faults of this process.
@@ -74,13 +89,13 @@ impl Faults {
         self.faults.iter().filter(is_lost).count()
     }
 
-    /// What happens to a rank in a step, which counts from 1. Returns whether its gradients are to be NaN.
-    pub fn strike(&self, step: usize, rank: usize) -> Result<bool, TrainError> {
+    /// What happens to a rank in a step, which counts from 1. Returns what the caller must do.
+    pub fn strike(&self, step: usize, rank: usize) -> Result<Struck, TrainError> {
         let mine = |fault: &&Fault| {
             let in_step = if let Kind::Slow(_) = fault.kind { fault.step <= step } else { fault.step == step };
             in_step && fault.rank == rank && fault.attempt.is_none_or(|attempt| attempt == self.attempt)
         };
-        let mut nan = false;
+        let mut struck = Struck::default();
         for fault in self.faults.iter().filter(mine) {
             match fault.kind {
                 Kind::Panic => panic!("{FAULTS} has a panic in step {step}"),
@@ -94,11 +109,21 @@ impl Faults {
                     thread::sleep(Duration::from_secs(1));
                 },
                 Kind::Slow(milliseconds) => thread::sleep(Duration::from_millis(milliseconds)),
-                Kind::Nan => nan = true,
+                Kind::Nan => struck.nan = true,
+                Kind::Flip => struck.flip = true,
                 Kind::Oom => drop(std::hint::black_box(Vec::<u8>::with_capacity(isize::MAX as usize / 2))),
             }
         }
-        Ok(nan)
+        Ok(struck)
+    }
+}
+
+/// Changes one number in a hundred of this rank's parameters, and of no other rank's.
+pub(crate) fn flip(fsdp: &mut Fsdp<Batch>, config: &Config) {
+    for Parameter { name, shape } in config.parameters() {
+        let changed = |i: usize| if i.is_multiple_of(100) { 1e-3 } else { 0.0 };
+        let delta: Vec<f32> = (0..shape.iter().product()).map(changed).collect();
+        fsdp.add_to_parameter(&name, &delta);
     }
 }
 
@@ -116,7 +141,7 @@ fn fault(text: &str) -> Result<Fault, TrainError> {
     let wrong = |what: &str| {
         TrainError::Fault(format!(
             "{FAULTS} has `{text}`, {what}: give KIND:KEY=N,... separated by `;`, where KIND is panic, error, kill, stop, hang, slow, \
-             nan, oom or lost, and KEY is step, rank, attempt, and with slow ms, with lost back; such as \
+             nan, oom, flip or lost, and KEY is step, rank, attempt, and with slow ms, with lost back; such as \
              `panic:step=20,rank=1,attempt=1`"
         ))
     };
@@ -144,6 +169,7 @@ fn fault(text: &str) -> Result<Fault, TrainError> {
         "slow" => Kind::Slow(ms.unwrap_or(1000) as u64),
         "nan" => Kind::Nan,
         "oom" => Kind::Oom,
+        "flip" => Kind::Flip,
         "lost" => {
             attempt = attempt.or(Some(1));
             Kind::Lost { back }
@@ -166,8 +192,8 @@ mod tests {
         let faults = parse("error:step=3,rank=1,attempt=2; nan:step=5;").unwrap();
         let at = |attempt, step, rank| Faults { faults: faults.clone(), attempt }.strike(step, rank);
         assert!(at(2, 3, 1).unwrap_err().to_string().contains("has an error in step 3"));
-        assert_eq!([at(1, 3, 1), at(2, 3, 0), at(2, 4, 1)].map(Result::unwrap), [false; 3]);
-        assert!(at(1, 5, 0).unwrap() && at(2, 5, 0).unwrap());
+        assert_eq!([at(1, 3, 1), at(2, 3, 0), at(2, 4, 1)].map(Result::unwrap), [Struck::default(); 3]);
+        assert!(at(1, 5, 0).unwrap().nan && at(2, 5, 0).unwrap().nan);
         for (text, what) in [
             ("panic", "which has no step"),
             ("panic:step=0", "which has no step, from 1"),

@@ -74,6 +74,7 @@ pub(crate) fn supervise(
     let run = options.reserve()?;
     let _lock = RunFolder::at(&run).lock_supervisor()?;
     signals::note_requests();
+    signals::note_pauses();
     let in_place = options.same_run().is_some() || options.again;
     let (memory, recovered) = Memory::new(config, &run, in_place)?;
     recovered.iter().for_each(|line| to_stderr(line));
@@ -154,7 +155,7 @@ impl Supervised {
                 None => {
                     let (cause, error) = causes::of(&ended, causes::oom_kills() > kills);
                     to_stderr(&format!("error: {error}"));
-                    (true, cause, None, error)
+                    (ended.has_lived, cause, None, error)
                 }
             };
             self.recover();
