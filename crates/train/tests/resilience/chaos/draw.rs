@@ -183,7 +183,7 @@ impl Plan {
 
     /// Draws what lasts, or comes from outside.
     fn draw_extra(&mut self, random: &mut StdRng, extra: &'static str, attempts: usize) {
-        let mut damage = |random: &mut StdRng| {
+        let damage = |random: &mut StdRng| {
             let how = *[Damage::Flip, Damage::Cut].choose(random).expect("two");
             (how, random.random_range(0..1000), random.random_range(0..1 << 20))
         };
@@ -210,6 +210,7 @@ impl Plan {
             }
             "limit" => {
                 self.disk = Disk::Limited;
+                self.settings.push("--set=checkpoint.every=100".into()); // each one is tried for 5 s
                 self.may_end.push("File too large");
             }
             "damage" => {
@@ -217,7 +218,7 @@ impl Plan {
                     let (how, file, at) = damage(random);
                     self.outside.push((When::Restart(restart), What::Checkpoint { how, file, at }));
                 }
-                self.may_end.push("is damaged"); // if there is no other one
+                self.may_end.extend(super::DAMAGED); // if there is no other one
             }
             "metrics" => {
                 let (how, _, at) = damage(random);
