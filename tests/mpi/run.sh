@@ -7,6 +7,7 @@
 # * Four processes match the losses of four threads, to the last digit.
 # * They wait for one that prepares data as long as comm.init_timeout_seconds allows.
 # * `train launch` restarts a run after a kill and a panic, and leaves out a machine that does not answer.
+# * Random faults end with the losses of undisturbed runs: crates/train/tests/resilience/chaos.rs.
 # * If a process panics or is killed, all others end within ten seconds, and the output names its rank.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -189,6 +190,12 @@ EOF
     echo "train launch: a machine that does not answer is left out, if that is allowed"
 }
 
+# chaos: a few random runs; KILN_CHAOS_SEED and KILN_CHAOS_RUNS make others.
+chaos() {
+    KILN_CHAOS_ENGINE=mpi KILN_CHAOS_SEED=${KILN_CHAOS_SEED:-1} KILN_CHAOS_RUNS=${KILN_CHAOS_RUNS:-4} timeout 1200 \
+        cargo test --locked --workspace --features mpi --test resilience chaos -- --nocapture
+}
+
 properties
 same_losses deepseek 5
 same_losses gpt2 5
@@ -207,4 +214,5 @@ a_panic
 a_kill
 launched
 on_machines_that_answer
+chaos
 echo "MPI: all is well"

@@ -109,7 +109,13 @@ fn copies_that_are_not_the_same_are_found() {
     let tied = FsdpConfig { pipeline: two, ..config(Strategy::FullShard) };
     // The rank whose copy is corrupted, the unit, and the two ranks that differ.
     for (config, ranks, spoilt, unit, expected) in [
-        (config(Strategy::Ddp), 3, 2, 1, Some("unit block 0 is not the same on ranks 0 and 2")),
+        (
+            config(Strategy::Ddp),
+            3,
+            2,
+            1,
+            Some("ranks 0 and 2, which hold copies of it (rank 2 differs from 2 that agree)"),
+        ),
         (config(Strategy::HybridShard), 4, 0, 0, Some("unit ends is not the same on ranks 0 and 2")),
         (tied, 2, 1, 0, Some("unit ends is not the same on ranks 0 and 1")),
         (config(Strategy::FullShard), 4, 1, 1, None),

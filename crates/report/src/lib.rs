@@ -34,8 +34,10 @@
 //! However long a run is, each of its curves has at most about 2000 points. They keep the minimum and maximum of each
 //! segment, so spikes stay visible. The smoothed line connects the means of the segments.
 //!
-//! [`tensorboard`] writes the event files that TensorBoard reads.
+//! [`tensorboard`] writes the event files that TensorBoard reads. [`Appender`] writes them and the metrics, also on a disk
+//! that is full for a while.
 
+mod appender;
 mod config;
 mod error;
 mod file;
@@ -57,6 +59,7 @@ pub mod tensorboard;
 mod verdict;
 mod write;
 
+pub use appender::Appender;
 pub use error::ReportError;
 pub use page::STYLE;
 pub use planned::{PLANNED, Planned, Unit};

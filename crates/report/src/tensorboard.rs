@@ -15,15 +15,16 @@
 //! | `Value` | `tag` | 1 | string |
 //! | | `simple_value` | 2 | float |
 
+use crate::Appender;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Writes one event file.
 #[derive(Debug)]
 pub struct EventWriter {
-    file: File,
+    file: Appender,
 }
 
 impl EventWriter {
@@ -35,7 +36,7 @@ impl EventWriter {
         let name = format!("events.out.tfevents.{:010}.{}.{}", now.as_secs(), host(), std::process::id());
         let file = new_file(folder, &name)
             .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", folder.join(&name).display())))?;
-        let mut writer = Self { file };
+        let mut writer = Self { file: Appender::new(file) };
         writer.write(&version(now.as_secs_f64()))?;
         Ok(writer)
     }
@@ -49,13 +50,21 @@ impl EventWriter {
     }
 
     /// Writes the values of a step, by tag, as one event. TensorBoard stores values as f32.
+    ///
+    /// # Errors
+    /// If the disk refuses them. They are kept, and written before the next ones.
     pub fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> io::Result<()> {
         self.write(&scalars(since_1970().as_secs_f64(), step, values))
     }
 
+    /// Number of bytes that the disk has refused so far.
+    pub fn refused(&self) -> usize {
+        self.file.refused()
+    }
+
     /// Uses one system call per record, so that readers never see, and stopped runs never leave, an incomplete one.
     fn write(&mut self, event: &[u8]) -> io::Result<()> {
-        self.file.write_all(&record(event))
+        self.file.append(&record(event))
     }
 }
 
@@ -209,11 +218,13 @@ mod tests {
     #[test]
     fn only_a_run_that_goes_on_starts_with_a_step() {
         let folder = tempfile::tempdir().unwrap();
-        let written = |writer: EventWriter| writer.file.metadata().unwrap().len() as usize;
-        let new = written(EventWriter::create(folder.path()).unwrap());
-        assert_eq!(new, record(&version(1.0)).len());
-        let resumed = written(EventWriter::create_from(folder.path(), 301).unwrap());
-        assert_eq!(resumed, new + record(&start(1.0, 301)).len());
+        let written =
+            || fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum::<u64>();
+        EventWriter::create(folder.path()).unwrap();
+        let new = written();
+        assert_eq!(new as usize, record(&version(1.0)).len());
+        EventWriter::create_from(folder.path(), 301).unwrap();
+        assert_eq!((written() - 2 * new) as usize, record(&start(1.0, 301)).len());
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::config::learning_rate::learning_rate;
 use crate::config::{Config, OnNonFinite, TrainConfig};
 use crate::error::TrainError;
 use crate::format::count;
-use crate::host::{attempt, device};
+use crate::host::{attempt, device, faults};
 use crate::plan::units::{units, update_selection_biases};
 use crate::run::folder::RunFolder;
 use crate::run::resume::Resume;
@@ -298,12 +298,15 @@ impl<'a> Trainer<'a> {
         let Config { train, optim, .. } = &self.job.config;
         let (started, in_calls) = (Instant::now(), self.comm.flight().time_in_calls());
         let struck = self.job.faults.strike(step + 1, self.rank)?;
-        let is_nearly_full = self.is_nearly_full(step + 1, struck.is_nearly_full)?;
+        let is_nearly_full = self.is_nearly_full(step + 1, struck.nearly_full)?;
         let lr = learning_rate(optim, step, train.steps);
         self.comm.note_place(step as u64 + 1, "waiting for data");
         let NextStep { micro_batches, mut weights, counts, waited } = self.next_batches(step)?;
-        if struck.is_nan {
+        if struck.nan {
             weights.fill(f64::NAN);
+        }
+        if struck.flip {
+            faults::flip(&mut self.fsdp, &self.job.config);
         }
         self.comm.note_place(step as u64 + 1, "forward and backward");
         self.begin_profile(self.pace.steps);

@@ -64,16 +64,19 @@ pub enum FsdpError {
     },
     /// Copies of a unit differ between ranks.
     #[error(
-        "unit {unit} is not the same on ranks {} and {}, which hold copies of it: a device or its memory has failed, or the ranks run different \
+        "unit {unit} is not the same on ranks {} and {}, which hold copies of it{}: a device or its memory has failed, or the ranks run different \
          programs; resume from the last checkpoint",
         ranks[0],
-        ranks[1]
+        ranks[1],
+        majority.map_or(String::new(), |alike| format!(" (rank {} differs from {alike} that agree)", ranks[1]))
     )]
     Copies {
         /// The unit's name.
         unit: String,
         /// Two ranks that differ.
         ranks: [usize; 2],
+        /// The number of ranks whose copy is that of the first of the two, if they are a majority.
+        majority: Option<usize>,
     },
     /// A state does not fit the model.
     #[error("{0}")]

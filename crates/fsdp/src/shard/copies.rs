@@ -57,16 +57,26 @@ impl Copies {
 /// differ, a device or its memory has failed, or the ranks do not run the same program.
 ///
 /// # Errors
-/// Returns [`FsdpError::Copies`] with a unit and two ranks that differ in it.
+/// Returns [`FsdpError::Copies`] with a unit and two ranks that differ in it: one of most ranks that hold a copy, if there
+/// is a majority, and one that differs from them.
 pub fn compare_copies<'a>(of_ranks: impl IntoIterator<Item = &'a [CopyDigest]>) -> Result<(), FsdpError> {
-    let mut first = HashMap::new();
+    let mut holders = HashMap::<_, Vec<(usize, u64)>>::new();
+    let mut differs = None;
     for (rank, digests) in of_ranks.into_iter().enumerate() {
         for CopyDigest { unit, of, digest } in digests {
-            let (before, expected) = *first.entry((unit, of)).or_insert((rank, digest));
-            if expected != digest {
-                return Err(FsdpError::Copies { unit: unit.clone(), ranks: [before, rank] });
+            let holders = holders.entry((unit, of)).or_default();
+            holders.push((rank, *digest));
+            if holders[0].1 != *digest {
+                differs = differs.or(Some((unit, of)));
             }
         }
     }
-    Ok(())
+    let Some(differs) = differs else { return Ok(()) };
+    let holders = &holders[&differs];
+    let alike = |digest: u64| holders.iter().filter(|(_, other)| *other == digest).count();
+    let of_most = holders.iter().find(|(_, digest)| 2 * alike(*digest) > holders.len());
+    let (first, digest) = of_most.unwrap_or(&holders[0]);
+    let (odd, _) = holders.iter().find(|(_, other)| other != digest).expect("they differ");
+    let majority = of_most.map(|_| alike(*digest));
+    Err(FsdpError::Copies { unit: differs.0.clone(), ranks: [*first, *odd], majority })
 }

@@ -131,7 +131,7 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
     let steps = config.train.steps;
     let outcome = match train_launched(launch, config, &options, || match args.dry_run {
         true => stop_at_once(Scratch::remover(launch)),
-        false => stop_after_a_step(),
+        false => stop_after_a_step(launch.has_rank_0()),
     }) {
         // A script that restarts the run until it succeeds can stop.
         Err(done @ (TrainError::Finished { .. } | TrainError::OutOfPatience { .. }))

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use std::{env, fs, thread};
 
 /// The environment variable with the folder of the supervisor, where an attempt leaves its files.
@@ -175,9 +175,15 @@ pub(crate) fn ended(folder: &Path) -> Option<Ended> {
     serde_json::from_slice(&fs::read(folder.join(RESULT)).ok()?).ok()
 }
 
-/// The last heartbeat, which differs from the one before; `None` before the first.
-pub(crate) fn heartbeat(folder: &Path) -> Option<String> {
-    fs::read_to_string(folder.join(ALIVE)).ok()
+/// A heartbeat, which differs from the one before: a number, and the time of the write, because a full disk takes no
+/// number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Heartbeat(SystemTime, Vec<u8>);
+
+/// The last heartbeat; `None` before the first.
+pub(crate) fn heartbeat(folder: &Path) -> Option<Heartbeat> {
+    let path = folder.join(ALIVE);
+    Some(Heartbeat(fs::metadata(&path).and_then(|found| found.modified()).ok()?, fs::read(path).ok()?))
 }
 
 /// Removes what an attempt has said.

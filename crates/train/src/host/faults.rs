@@ -1,7 +1,11 @@
 //! Faults on purpose, to try what a run does about them: `KILN_FAULTS="panic:step=20,rank=1; kill:step=40"`.
 
+use crate::config::Config;
 use crate::error::TrainError;
 use crate::host::attempt;
+use checkpoint::Parameter;
+use fsdp::Fsdp;
+use model::Batch;
 use std::time::Duration;
 use std::{env, thread};
 
@@ -29,6 +33,8 @@ enum Kind {
     Oom,
     /// The rank finds its memory nearly full.
     NearlyFull,
+    /// Numbers of the rank's parameters change, as if its memory had flipped bits.
+    Flip,
     /// The rank's device is gone. The rank panics, as CubeCL does, and later attempts have a device less, until the attempt with this
     /// number.
     Lost { back: Option<usize> },
@@ -45,13 +51,15 @@ struct Fault {
     attempt: Option<usize>,
 }
 
-/// What the trainer itself does about a fault.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// What a fault does to a rank's step.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Struck {
-    /// The gradients of the step are NaN.
-    pub is_nan: bool,
-    /// The memory counts as nearly full.
-    pub is_nearly_full: bool,
+    /// Its gradients are to be NaN.
+    pub nan: bool,
+    /// Numbers of its parameters are to change.
+    pub flip: bool,
+    /// Its memory counts as nearly full.
+    pub nearly_full: bool,
 }
 
 /// The faults of this process.
@@ -85,7 +93,7 @@ impl Faults {
         self.faults.iter().filter(is_lost).count()
     }
 
-    /// What happens to a rank in a step, which counts from 1.
+    /// What happens to a rank in a step, which counts from 1. Returns what the caller must do.
     pub fn strike(&self, step: usize, rank: usize) -> Result<Struck, TrainError> {
         let mine = |fault: &&Fault| {
             let in_step = if let Kind::Slow(_) = fault.kind { fault.step <= step } else { fault.step == step };
@@ -103,12 +111,22 @@ impl Faults {
                     thread::sleep(Duration::from_secs(1));
                 },
                 Kind::Slow(milliseconds) => thread::sleep(Duration::from_millis(milliseconds)),
-                Kind::Nan => struck.is_nan = true,
-                Kind::NearlyFull => struck.is_nearly_full = true,
+                Kind::Nan => struck.nan = true,
+                Kind::Flip => struck.flip = true,
+                Kind::NearlyFull => struck.nearly_full = true,
                 Kind::Oom => drop(std::hint::black_box(Vec::<u8>::with_capacity(isize::MAX as usize / 2))),
             }
         }
         Ok(struck)
+    }
+}
+
+/// Changes one number in a hundred of this rank's parameters, and of no other rank's.
+pub(crate) fn flip(fsdp: &mut Fsdp<Batch>, config: &Config) {
+    for Parameter { name, shape } in config.parameters() {
+        let changed = |i: usize| if i.is_multiple_of(100) { 1e-3 } else { 0.0 };
+        let delta: Vec<f32> = (0..shape.iter().product()).map(changed).collect();
+        fsdp.add_to_parameter(&name, &delta);
     }
 }
 
@@ -126,7 +144,7 @@ fn fault(text: &str) -> Result<Fault, TrainError> {
     let wrong = |what: &str| {
         TrainError::Fault(format!(
             "{FAULTS} has `{text}`, {what}: give KIND:KEY=N,... separated by `;`, where KIND is panic, error, kill, stop, hang, slow, \
-             nan, oom, nearly_full or lost, and KEY is step, rank, attempt, and with slow ms, with lost back; such as \
+             nan, oom, nearly_full, flip or lost, and KEY is step, rank, attempt, and with slow ms, with lost back; such as \
              `panic:step=20,rank=1,attempt=1`"
         ))
     };
@@ -155,6 +173,7 @@ fn fault(text: &str) -> Result<Fault, TrainError> {
         "nan" => Kind::Nan,
         "oom" => Kind::Oom,
         "nearly_full" => Kind::NearlyFull,
+        "flip" => Kind::Flip,
         "lost" => {
             attempt = attempt.or(Some(1));
             Kind::Lost { back }
@@ -178,7 +197,7 @@ mod tests {
         let at = |attempt, step, rank| Faults { faults: faults.clone(), attempt }.strike(step, rank);
         assert!(at(2, 3, 1).unwrap_err().to_string().contains("has an error in step 3"));
         assert_eq!([at(1, 3, 1), at(2, 3, 0), at(2, 4, 1)].map(Result::unwrap), [Struck::default(); 3]);
-        assert!(at(1, 5, 0).unwrap().is_nan && at(2, 5, 0).unwrap().is_nan);
+        assert!(at(1, 5, 0).unwrap().nan && at(2, 5, 0).unwrap().nan);
         for (text, what) in [
             ("panic", "which has no step"),
             ("panic:step=0", "which has no step, from 1"),

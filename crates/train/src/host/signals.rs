@@ -19,8 +19,8 @@ pub(crate) fn interrupted() -> ExitCode {
 /// Who stops a job often sends a signal to the supervisor and to the process itself, which then gets two.
 const SAME: Duration = Duration::from_secs(2);
 
-/// Installs a handler: a signal sets the flag, and a second one ends the process.
-pub(crate) fn stop_after_a_step() -> Arc<AtomicBool> {
+/// Installs a handler: a signal sets the flag, and a second one ends the process. With `tell`, it says so.
+pub(crate) fn stop_after_a_step(tell: bool) -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let (handler, mut first) = (stop.clone(), None::<Instant>);
     let set = handle(move || {
@@ -32,7 +32,9 @@ pub(crate) fn stop_after_a_step() -> Arc<AtomicBool> {
             std::process::exit(INTERRUPTED.into());
         }
         first = Some(Instant::now());
-        let _ = writeln!(io::stderr(), "\nstopping after this step; a second Ctrl-C or signal stops at once");
+        if tell {
+            let _ = writeln!(io::stderr(), "\nstopping after this step; a second Ctrl-C or signal stops at once");
+        }
     });
     if let Err(error) = set {
         let _ = writeln!(io::stderr(), "Ctrl-C will stop at once: {error}");
@@ -68,6 +70,8 @@ pub(crate) fn handle(handler: impl FnMut() + Send + 'static) -> Result<(), ctrlc
 
 /// Whether SIGUSR1 has come since it was last asked.
 static REQUESTED: AtomicBool = AtomicBool::new(false);
+/// Whether Ctrl-Z (SIGTSTP) has come since it was last asked.
+static PAUSED: AtomicBool = AtomicBool::new(false);
 
 /// Notes SIGUSR1 from now on, which otherwise ends the process.
 pub(crate) fn note_requests() {
@@ -78,7 +82,26 @@ pub(crate) fn note_requests() {
     unsafe { libc::signal(libc::SIGUSR1, note as *const () as libc::sighandler_t) };
 }
 
+/// Notes Ctrl-Z from now on, which otherwise stops this process and not those that it has started.
+pub(crate) fn note_pauses() {
+    extern "C" fn note(_: i32) {
+        PAUSED.store(true, Ordering::Relaxed);
+    }
+    // SAFETY: as above.
+    unsafe { libc::signal(libc::SIGTSTP, note as *const () as libc::sighandler_t) };
+}
+
 /// Whether SIGUSR1 has come since the last call.
 pub(crate) fn take_request() -> bool {
     REQUESTED.swap(false, Ordering::Relaxed)
+}
+
+/// Stops this process if Ctrl-Z has come, between `before` and `after`. It continues with `fg`, `bg` or SIGCONT.
+pub(crate) fn pause_if_asked(before: impl FnOnce(), after: impl FnOnce()) {
+    if PAUSED.swap(false, Ordering::Relaxed) {
+        before();
+        // SAFETY: a system call without memory.
+        unsafe { libc::raise(libc::SIGSTOP) };
+        after();
+    }
 }

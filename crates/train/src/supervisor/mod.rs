@@ -25,7 +25,7 @@ use crate::program;
 use crate::run::folder::RunFolder;
 use crate::run::options::RunOptions;
 use crate::terminal::to_stderr;
-use checkpoint::Folder;
+use checkpoint::{Checkpoint, CheckpointError, Folder};
 use memory::Memory;
 pub(crate) use process::Environment;
 use process::{Attempt, End, Running};
@@ -33,7 +33,7 @@ use rules::{Failure, Next, Rules};
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
@@ -74,6 +74,7 @@ pub(crate) fn supervise(
     let run = options.reserve()?;
     let _lock = RunFolder::at(&run).lock_supervisor()?;
     signals::note_requests();
+    signals::note_pauses();
     let in_place = options.same_run().is_some() || options.again;
     let (memory, recovered) = Memory::new(config, &run, in_place)?;
     recovered.iter().for_each(|line| to_stderr(line));
@@ -154,10 +155,11 @@ impl Supervised {
                 None => {
                     let (cause, error) = causes::of(&ended, causes::oom_kills() > kills);
                     to_stderr(&format!("error: {error}"));
-                    (true, cause, None, error)
+                    (ended.has_lived, cause, None, error)
                 }
             };
             self.recover();
+            self.set_aside_if_damaged(&error);
             let newest = newest(&self.run);
             let step = of_step.unwrap_or_else(|| RunFolder::at(&self.run).last_step() + 1);
             self.log(&format!("step {step}: {error}"));
@@ -261,6 +263,28 @@ impl Supervised {
     fn recover(&self) {
         let line = self.memory.as_ref().and_then(|memory| memory.recover(&self.run));
         line.iter().for_each(|line| self.say(line));
+    }
+
+    /// Sets the newest checkpoint aside if a failure names it and it is damaged: processes of mpirun verify only the parts
+    /// that they use, and would fail again. The only checkpoint stays.
+    fn set_aside_if_damaged(&self, error: &str) {
+        let folder = Folder::of_run(&self.run);
+        let all = folder.list().unwrap_or_default();
+        let [.., _, (step, path)] = &all[..] else { return };
+        if !error.contains(&*path.to_string_lossy()) {
+            return;
+        }
+        let verified = Checkpoint::open(path).and_then(|checkpoint| checkpoint.verify_all());
+        let is_damaged = |error: &CheckpointError| match error {
+            CheckpointError::Read { source, .. } => source.kind() == ErrorKind::NotFound,
+            error => matches!(error, CheckpointError::Broken { .. }),
+        };
+        if let Some(error) = verified.err().filter(is_damaged) {
+            self.say(&format!("warning: {} is damaged and is set aside: {error}", path.display()));
+            if let Err(error) = folder.set_aside(step - 1) {
+                self.say(&format!("warning: it cannot be set aside: {error}"));
+            }
+        }
     }
 
     /// Where an attempt leaves its files for the supervisor.

@@ -1,14 +1,15 @@
 //! The process of an attempt.
 
 use crate::error::TrainError;
-use crate::host::attempt::{self, Ended};
+use crate::host::attempt::{self, Ended, Heartbeat};
 use crate::host::signals;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
+use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -45,8 +46,11 @@ pub(super) struct End {
     pub signal: Option<i32>,
     /// Whether the supervisor has killed it, because it had no heartbeat.
     pub was_dead: bool,
-    /// Whether an allocation of it has failed.
+    /// Whether it has aborted after a failed allocation. One that fails where the program can do without leaves its note
+    /// too.
     pub had_no_memory: bool,
+    /// Whether it has had a heartbeat, or was alive to be killed; mpirun may have refused its options.
+    pub has_lived: bool,
     /// What it says itself.
     pub result: Option<Ended>,
 }
@@ -61,7 +65,7 @@ impl End {
     pub fn not_started(error: &TrainError) -> Self {
         let (cause, step) = error.cause();
         let result = Some(Ended::Failed { begun: false, cause, step, error: error.to_string() });
-        Self { code: None, signal: None, was_dead: false, had_no_memory: false, result }
+        Self { code: None, signal: None, was_dead: false, had_no_memory: false, has_lived: false, result }
     }
 }
 
@@ -99,6 +103,7 @@ impl Running {
     pub fn sleep(&self, duration: Duration) -> bool {
         let started = Instant::now();
         while !self.was_signalled() && started.elapsed() < duration {
+            signals::pause_if_asked(|| {}, || {});
             thread::sleep(LOOK);
         }
         self.was_signalled()
@@ -145,13 +150,11 @@ impl Attempt {
         let group = child.id() as i32;
         running.set(Some(group));
         let (mut vitals, mut was_dead) = (Vitals::new(), false);
-        let status = loop {
-            if let Some(status) = child.try_wait().map_err(failed)? {
-                break status;
-            }
+        while !has_ended(&child).map_err(failed)? {
             if signals::take_request() {
                 send(group, libc::SIGUSR1);
             }
+            signals::pause_if_asked(|| send(group, libc::SIGTSTP), || send(group, libc::SIGCONT));
             if vitals.looked.elapsed() >= attempt::BEAT {
                 vitals.look(&self.folder);
                 if vitals.silent > DEAD || vitals.exiting > EXIT {
@@ -160,18 +163,22 @@ impl Attempt {
                 }
             }
             thread::sleep(LOOK);
-        };
-        running.set(None);
+        }
+        running.set(None); // before its number may be another group's
+        let status = child.wait().map_err(failed)?;
         let code = status.code().map(|code| u8::try_from(code).unwrap_or(1));
-        let (had_no_memory, result) = (attempt::had_no_memory(&self.folder), attempt::ended(&self.folder));
-        Ok(End { code, signal: status.signal(), was_dead, had_no_memory, result })
+        let has_aborted = [status.signal(), code.map(|code| i32::from(code) - 128)].contains(&Some(libc::SIGABRT));
+        let had_no_memory = has_aborted && attempt::had_no_memory(&self.folder);
+        let (signal, result) = (status.signal(), attempt::ended(&self.folder));
+        let has_lived = signal.is_some() || attempt::heartbeat(&self.folder).is_some();
+        Ok(End { code, signal, was_dead, had_no_memory, has_lived, result })
     }
 }
 
 /// What a process has last said in its files, which may be far away.
 struct Vitals {
     looked: Instant,
-    heartbeat: Option<String>,
+    heartbeat: Option<Heartbeat>,
     /// How long the heartbeat has not changed.
     silent: Duration,
     /// How long ago the process has said how it ended.
@@ -193,6 +200,21 @@ impl Vitals {
         if attempt::ended(folder).is_some() {
             self.exiting += took;
         }
+    }
+}
+
+/// Whether a process has ended. Its number stays its own until the process is waited for.
+fn has_ended(child: &Child) -> io::Result<bool> {
+    // SAFETY: a system call that writes to `info`, all of whose bits may be 0.
+    let (ended, info) = unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let how = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        (libc::waitid(libc::P_PID, child.id(), &raw mut info, how), info)
+    };
+    match ended {
+        // SAFETY: waitid has written it.
+        0 => Ok(unsafe { info.si_pid() } != 0),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -5,6 +5,7 @@ use crate::error::TrainError;
 use crate::reporting::metrics::{EventMetrics, ExpertMetrics, StageMetrics, StepMetrics, UsageMetrics, ValMetrics};
 use crate::reporting::progress::Progress;
 use crate::run::folder::RunFolder;
+use report::Appender;
 use report::tensorboard::EventWriter;
 use serde::Serialize;
 use std::fs::{self, File, OpenOptions};
@@ -31,9 +32,7 @@ struct Log {
 struct Rank0<'a> {
     progress: &'a Progress,
     folder: RunFolder,
-    metrics: (PathBuf, File),
-    /// Bytes of the metrics that the disk has refused so far.
-    refused: Vec<u8>,
+    metrics: (PathBuf, Appender),
     board: (PathBuf, EventWriter),
 }
 
@@ -94,19 +93,24 @@ impl<'a> Recorder<'a> {
     pub fn metrics(&mut self, line: &impl Serialize) -> Result<(), TrainError> {
         let Some(rank_0) = &mut self.rank_0 else { return Ok(()) };
         let text = serde_json::to_string(line).expect("metrics are plain data") + "\n";
-        let is_told = !rank_0.refused.is_empty();
-        match rank_0.append(text.as_bytes()) {
-            Err(error) if rank_0.refused.len() > MOST_REFUSED => return Err(error),
+        let (path, file) = &mut rank_0.metrics;
+        let is_told = file.refused() > 0;
+        match file.append(text.as_bytes()).map_err(|source| TrainError::Metrics { path: path.clone(), source }) {
+            Err(error) if file.refused() > MOST_REFUSED => return Err(error),
             Err(error) if !is_told => self.say(&format!("warning: {error}: the next steps try again; make room")),
             _ => {}
         }
         Ok(())
     }
 
-    /// Writes values of a step for TensorBoard.
+    /// Writes values of a step for TensorBoard. On a disk that is full, they wait as the metrics do, whose warning tells the
+    /// user.
     fn scalars(&mut self, step: usize, values: &[(&str, f64)]) -> Result<(), TrainError> {
         let Some(Rank0 { board: (path, board), .. }) = &mut self.rank_0 else { return Ok(()) };
-        board.scalars(step as u64, values).map_err(|source| TrainError::Metrics { path: path.clone(), source })
+        match board.scalars(step as u64, values) {
+            Err(source) if board.refused() > MOST_REFUSED => Err(TrainError::Metrics { path: path.clone(), source }),
+            _ => Ok(()),
+        }
     }
 
     /// Records an event in the log and in `metrics.jsonl`.
@@ -215,27 +219,10 @@ impl Log {
     }
 }
 
-/// Bytes of metrics that are kept while the disk refuses them.
+/// Bytes of a file that are kept while the disk refuses them.
 const MOST_REFUSED: usize = 1 << 20;
 
 impl<'a> Rank0<'a> {
-    /// Appends bytes to the metrics, after those that were refused before. Bytes that the disk refuses are kept, so that
-    /// the file has no partial line once it takes them.
-    fn append(&mut self, bytes: &[u8]) -> Result<(), TrainError> {
-        let (path, file) = &mut self.metrics;
-        self.refused.extend(bytes);
-        while !self.refused.is_empty() {
-            let written = match file.write(&self.refused) {
-                Ok(0) => Err(io::ErrorKind::WriteZero.into()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                written => written,
-            };
-            let written = written.map_err(|source| TrainError::Metrics { path: path.clone(), source })?;
-            self.refused.drain(..written);
-        }
-        Ok(())
-    }
-
     fn open(folder: &RunFolder, done: usize, progress: &'a Progress) -> Result<Self, TrainError> {
         let (metrics, board) = (folder.metrics(), folder.tensorboard());
         let failed = |path: &Path| {
@@ -251,7 +238,7 @@ impl<'a> Rank0<'a> {
         };
         let writer = writer.map_err(failed(&board))?;
         let folder = RunFolder::at(folder.path());
-        Ok(Self { progress, folder, metrics: (metrics, file), refused: vec![], board: (board, writer) })
+        Ok(Self { progress, folder, metrics: (metrics, Appender::new(file)), board: (board, writer) })
     }
 
     /// Recreates `metrics.jsonl` if it was deleted, and returns a message about it: whatever is written to a deleted
@@ -265,7 +252,7 @@ impl<'a> Rank0<'a> {
         if !self.folder.is_there() {
             return Err(TrainError::FolderGone { path: self.folder.path().into(), step });
         }
-        *file = append(path).map_err(|source| TrainError::Metrics { path: path.clone(), source })?;
+        file.continue_in(append(path).map_err(|source| TrainError::Metrics { path: path.clone(), source })?);
         Ok(Some(format!("{} was deleted during the run: a new one begins with step {step}", path.display())))
     }
 }

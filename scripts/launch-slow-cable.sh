@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Trains on two "machines" of two ranks each, whose cable becomes slow and loses packets for ten steps. The machines are
+# network namespaces of this one. The run must go on without a restart, with the losses of four threads. Needs root, `ip`,
+# `tc` and Open MPI.
+#
+#   bash scripts/launch-slow-cable.sh
+#
+# `tbf` limits the rate, and drops what does not fit into its short queue. Kernels with `netem` also delay packets and lose
+# 1% of them.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/namespaces.sh
+
+cargo build --locked --workspace --features mpi --bin train
+bin=$(realpath "${CARGO_TARGET_DIR:-target}/debug/train")
+subnet=10.213.80.0/24
+two_machines kiln-e kiln-f "${subnet%.*}"
+run=(--model gpt2 --steps 40 --set model.n_layer=2 --set model.n_head=2 --set model.n_embd=64 --set train.seq_len=32)
+run+=(--set train.sample_tokens=0 --set train.val_every=0 --set checkpoint.every=5 --set comm.timeout_seconds=20)
+"$bin" "${run[@]}" --gpus 4 --out "$work/threads"
+
+ip netns exec "${machines[0]}" unshare --uts bash -c 'hostname "$0" && exec "$@"' "${machines[0]}" \
+    "$bin" launch --hosts "$work/hosts" --rsh "$work/rsh" \
+    --mpirun "--mca oob_tcp_if_include $subnet --mca btl_tcp_if_include $subnet" \
+    -- "${run[@]}" --restarts 4 --out "$work/run" &
+job=$!
+
+# until_step N: waits until the run has made N steps.
+until_step() {
+    until (($(cat "$work/run/metrics.jsonl" 2>/dev/null | grep -c '"loss"' || true) >= $1)); do
+        kill -0 $job 2>/dev/null || { echo "the run ended by itself" >&2; exit 1; }
+        sleep 0.05
+    done
+}
+
+until_step 10
+for machine in "${machines[@]}"; do
+    if tc -n "$machine" qdisc add dev eth0 root netem delay 20ms 5ms loss 1% rate 40mbit 2>/dev/null; then
+        echo "--- $machine: 40 Mbit/s, 20 ms, 1% of the packets are lost ---"
+    else
+        tc -n "$machine" qdisc add dev eth0 root tbf rate 40mbit burst 16kb latency 5ms
+        echo "--- $machine: 40 Mbit/s with a queue of 5 ms, which drops the rest; this kernel has no netem ---"
+    fi
+done
+slow=$(date +%s%3N)
+until_step 20
+echo "--- ten steps took $((($(date +%s%3N) - slow) / 100))e-1 s; $(tc -n "${machines[0]}" -s qdisc show dev eth0 | grep -o 'dropped [0-9]*') packets ---"
+for machine in "${machines[@]}"; do tc -n "$machine" qdisc delete dev eth0 root; done
+wait $job
+! grep -q '"event":"restart' "$work/run/metrics.jsonl" || { echo "a slow cable has cost a restart" >&2; exit 1; }
+python3 - "$work/threads/metrics.jsonl" "$work/run/metrics.jsonl" <<'EOF'
+import json, sys
+
+threads, run = ({line["step"]: line["loss"] for line in map(json.loads, open(name)) if "loss" in line} for name in sys.argv[1:])
+print(f"{len(run)} steps, {'the' if run == threads else 'not the'} losses of four threads")
+sys.exit(run != threads)
+EOF
