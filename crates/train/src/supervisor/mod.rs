@@ -22,7 +22,7 @@ use crate::host::machine;
 use crate::host::signals::{self, INTERRUPTED};
 use crate::plan::memory_check;
 use crate::program;
-use crate::run::folder::RunFolder;
+use crate::run::folder::{RunFolder, config_in};
 use crate::run::options::RunOptions;
 use crate::terminal::to_stderr;
 use checkpoint::{Checkpoint, CheckpointError, Folder};
@@ -219,7 +219,10 @@ impl Supervised {
         }
         let size = self.config.micro_batch_size();
         if size == 1 {
-            return Err(memory_check::table_of(&self.config));
+            // The supervisor has not seen the data, which may tell the vocabulary.
+            let known = config_in(&self.run).ok().filter(|config| config.model.vocab_size() > 0);
+            let known = known.map(|config| Config { train: self.config.train.clone(), ..config });
+            return Err(known.map_or(String::new(), |config| memory_check::table_of(&config)));
         }
         let smaller = size / 2;
         self.config.train.micro_batch_size = Some(smaller);

@@ -140,6 +140,9 @@ pub fn plan(random: &mut StdRng, mpi: bool) -> Plan {
         }
     }
     plan.draw_extra(random, extra, attempts);
+    if !plan.of_losses.is_empty() && plan.kinds.iter().filter(|kind| **kind == "oom").count() > 1 {
+        plan.may_end.push("does not fit into memory with one sequence at a time");
+    }
     let memory_every = if extra == "memory" { 1 } else { memory_every };
     plan.settings.push(format!("--set=resilience.memory_every={memory_every}"));
     plan
@@ -170,8 +173,8 @@ impl Plan {
             }
             "oom" if random.random_bool(0.5) => {
                 self.is_exact = false;
-                self.settings.push("--set=resilience.dynamic_batch=true".into());
                 self.of_losses = vec!["--set=train.micro_batch_size=3".into()];
+                self.settings.push("--set=resilience.dynamic_batch=true".into());
                 String::new()
             }
             _ => String::new(),
