@@ -22,6 +22,7 @@ use crate::host::machine;
 use crate::host::signals::{self, INTERRUPTED};
 use crate::plan::memory_check;
 use crate::program;
+use crate::run::copies;
 use crate::run::folder::{RunFolder, config_in};
 use crate::run::options::RunOptions;
 use crate::terminal::to_stderr;
@@ -96,6 +97,10 @@ pub(crate) fn supervise(
     }
     let code =
         supervised.attempts(Rules::new(config.resilience.restarts, config.resilience.skip_non_finite), start, &running);
+    if start.stops_by_signal() {
+        // Ranks on other machines may still write.
+        let _ = Folder::of_run(&supervised.run).clean(&copies::are_same);
+    }
     supervised.clean();
     code
 }
