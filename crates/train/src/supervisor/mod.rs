@@ -22,6 +22,7 @@ use crate::host::machine;
 use crate::host::signals::{self, INTERRUPTED};
 use crate::plan::memory_check;
 use crate::program;
+use crate::run::copies;
 use crate::run::folder::{RunFolder, config_in};
 use crate::run::options::RunOptions;
 use crate::terminal::to_stderr;
@@ -46,6 +47,9 @@ pub(crate) trait Start {
 
     /// Whether a signal lets the processes finish their step; otherwise a file asks them to stop.
     fn stops_by_signal(&self) -> bool;
+
+    /// Whether all processes are on this machine, so that none of them writes any more once the attempt has ended.
+    fn is_on_this_machine(&self) -> bool;
 }
 
 /// This program, whose threads are the ranks.
@@ -59,6 +63,10 @@ impl Start for Threads {
     }
 
     fn stops_by_signal(&self) -> bool {
+        true
+    }
+
+    fn is_on_this_machine(&self) -> bool {
         true
     }
 }
@@ -96,6 +104,9 @@ pub(crate) fn supervise(
     }
     let code =
         supervised.attempts(Rules::new(config.resilience.restarts, config.resilience.skip_non_finite), start, &running);
+    if start.is_on_this_machine() {
+        supervised.clean_checkpoints();
+    }
     supervised.clean();
     code
 }
@@ -320,6 +331,12 @@ impl Supervised {
     fn how_to_resume(&self) -> String {
         let command = || program::command(&["--resume", &self.run.display().to_string()]);
         newest(&self.run).map_or(String::new(), |_| format!("; resume with `{}`", command()))
+    }
+
+    /// Completes or removes what the last process has left half-written or half-removed, as the next start would.
+    fn clean_checkpoints(&self) {
+        let completed = Folder::of_run(&self.run).clean(&copies::are_same).unwrap_or_default();
+        completed.iter().for_each(|path| self.say(&format!("saved {}, which all ranks had written", path.display())));
     }
 
     /// Removes what was needed between the processes, and a folder in which no run has begun.
