@@ -275,6 +275,9 @@ impl Supervised {
 
     /// Copies a newer checkpoint in memory to the disk.
     fn recover(&self) {
+        if matches!(RunFolder::reopen(&self.run), Err(TrainError::RunInUse { .. })) {
+            return; // another process trains there
+        }
         let line = self.memory.as_ref().and_then(|memory| memory.recover(&self.run));
         line.iter().for_each(|line| self.say(line));
     }
@@ -335,6 +338,13 @@ impl Supervised {
 
     /// Completes or removes what the last process has left half-written or half-removed, as the next start would.
     fn clean_checkpoints(&self) {
+        if !self.run.join("checkpoints").is_dir() {
+            return; // opening the folder would leave a lock in it
+        }
+        // The attempt may have failed because another process trains there.
+        let Some(_locked) = RunFolder::reopen(&self.run).ok().filter(|folder| folder.warning().is_none()) else {
+            return;
+        };
         let completed = Folder::of_run(&self.run).clean(&copies::are_same).unwrap_or_default();
         completed.iter().for_each(|path| self.say(&format!("saved {}, which all ranks had written", path.display())));
     }
