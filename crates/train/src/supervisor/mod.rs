@@ -47,6 +47,9 @@ pub(crate) trait Start {
 
     /// Whether a signal lets the processes finish their step; otherwise a file asks them to stop.
     fn stops_by_signal(&self) -> bool;
+
+    /// Whether all processes are on this machine, so that none of them writes any more once the attempt has ended.
+    fn is_on_this_machine(&self) -> bool;
 }
 
 /// This program, whose threads are the ranks.
@@ -60,6 +63,10 @@ impl Start for Threads {
     }
 
     fn stops_by_signal(&self) -> bool {
+        true
+    }
+
+    fn is_on_this_machine(&self) -> bool {
         true
     }
 }
@@ -97,9 +104,8 @@ pub(crate) fn supervise(
     }
     let code =
         supervised.attempts(Rules::new(config.resilience.restarts, config.resilience.skip_non_finite), start, &running);
-    if start.stops_by_signal() {
-        // Ranks on other machines may still write.
-        let _ = Folder::of_run(&supervised.run).clean(&copies::are_same);
+    if start.is_on_this_machine() {
+        supervised.clean_checkpoints();
     }
     supervised.clean();
     code
@@ -269,6 +275,9 @@ impl Supervised {
 
     /// Copies a newer checkpoint in memory to the disk.
     fn recover(&self) {
+        if matches!(RunFolder::reopen(&self.run), Err(TrainError::RunInUse { .. })) {
+            return; // another process trains there
+        }
         let line = self.memory.as_ref().and_then(|memory| memory.recover(&self.run));
         line.iter().for_each(|line| self.say(line));
     }
@@ -325,6 +334,19 @@ impl Supervised {
     fn how_to_resume(&self) -> String {
         let command = || program::command(&["--resume", &self.run.display().to_string()]);
         newest(&self.run).map_or(String::new(), |_| format!("; resume with `{}`", command()))
+    }
+
+    /// Completes or removes what the last process has left half-written or half-removed, as the next start would.
+    fn clean_checkpoints(&self) {
+        if !self.run.join("checkpoints").is_dir() {
+            return; // opening the folder would leave a lock in it
+        }
+        // The attempt may have failed because another process trains there.
+        let Some(_locked) = RunFolder::reopen(&self.run).ok().filter(|folder| folder.warning().is_none()) else {
+            return;
+        };
+        let completed = Folder::of_run(&self.run).clean(&copies::are_same).unwrap_or_default();
+        completed.iter().for_each(|path| self.say(&format!("saved {}, which all ranks had written", path.display())));
     }
 
     /// Removes what was needed between the processes, and a folder in which no run has begun.

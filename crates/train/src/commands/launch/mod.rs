@@ -148,6 +148,10 @@ impl Start for Mpi {
     fn stops_by_signal(&self) -> bool {
         false
     }
+
+    fn is_on_this_machine(&self) -> bool {
+        self.hosts.is_none()
+    }
 }
 
 impl Mpi {
