@@ -6,6 +6,7 @@ pub(crate) mod epochs;
 pub(crate) mod job;
 mod nearly_full;
 mod next_step;
+mod non_finite;
 mod pace;
 pub(crate) mod profile;
 pub(crate) mod recorder;
@@ -20,9 +21,8 @@ pub(crate) mod z_score;
 
 use crate::allocator::allocated;
 use crate::config::learning_rate::learning_rate;
-use crate::config::{Config, OnNonFinite, TrainConfig};
+use crate::config::{Config, OnNonFinite};
 use crate::error::TrainError;
-use crate::format::count;
 use crate::host::{attempt, device, faults};
 use crate::plan::units::{units, update_selection_biases};
 use crate::run::folder::RunFolder;
@@ -37,13 +37,14 @@ use burn::tensor::Device;
 use checkpoint::{Best, Lowest};
 use comm::Communicator;
 use data::Loader;
-use fsdp::{BeforeStep, Fsdp, FsdpConfig, NonFinite, StageTimes, StepReport, Unloaded};
+use fsdp::{BeforeStep, Fsdp, FsdpConfig, StageTimes, Unloaded};
 use model::{Batch, ExpertLoads, Flops, Parallel};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use next_step::NextStep;
+use non_finite::describe;
 pub use pace::Pace;
 use profile::StepProfile;
 
@@ -355,19 +356,6 @@ impl<'a> Trainer<'a> {
         Ok(report.loss)
     }
 
-    /// Fails once too many consecutive steps were skipped, or at the end of a run that skipped all of its steps, whose
-    /// model would otherwise be saved as if it were trained.
-    fn expect_a_step(&mut self, step: usize, what: String) -> Result<(), TrainError> {
-        let TrainConfig { steps, max_skips, .. } = self.job.config.train;
-        let skipped = match self.skips {
-            skips if skips >= max_skips => format!("{} in a row were skipped (train.max_skips)", count(skips, "step")),
-            skips if skips == steps => format!("all of the run's {} were skipped", count(skips, "step")),
-            _ => return Ok(()),
-        };
-        self.finish_saving(false)?;
-        Err(TrainError::Skipped { step, what, skipped, last_good: self.saver.last_good() })
-    }
-
     /// Whether any rank was asked to stop; all ranks get the same answer. For periods without steps; during steps, the
     /// step's messages carry the answer.
     fn should_stop(&mut self) -> Result<bool, TrainError> {
@@ -395,13 +383,4 @@ impl<'a> Trainer<'a> {
 /// What a rank contributes to every step: 1 if it was asked to stop.
 fn asked_to_stop(job: &Job) -> f64 {
     if job.stop.load(Ordering::Relaxed) { 1.0 } else { 0.0 }
-}
-
-/// Describes what was not finite, and where.
-fn describe(report: &StepReport, at: &NonFinite) -> String {
-    let NonFinite { unit, rank } = at;
-    match rank {
-        Some(rank) => format!("the output of {unit} on rank {rank} is not finite (loss {})", report.loss),
-        None => format!("the gradient of {unit} is not finite (loss {}, norm {})", report.loss, report.grad_norm),
-    }
 }
