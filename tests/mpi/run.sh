@@ -34,7 +34,7 @@ now() { date +%s%3N; }
 
 properties() {
     local property per_machine
-    for property in collectives small_parts mismatch abort under_way slow_to_drop leave agreed agreed_leave agreed_abort timeout; do
+    for property in collectives small_parts mismatch abort under_way slow_to_drop leave moving_mail agreed agreed_leave agreed_abort timeout; do
         for per_machine in 4 2; do
             timeout 300 "${mpirun[@]}" "$bin/examples/mpi_properties" "$property" "$per_machine" ||
                 fail "the property of $property with $per_machine ranks on each machine"
