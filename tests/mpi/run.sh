@@ -6,7 +6,8 @@
 # * The collectives keep their properties, on one machine and as if on two: crates/comm/examples/mpi_properties.rs.
 # * Four processes match the losses of four threads, to the last digit.
 # * They wait for one that prepares data as long as comm.init_timeout_seconds allows.
-# * `train launch` restarts a run after a kill and a panic, and leaves out a machine that does not answer.
+# * `train launch` restarts a run after a kill and a panic, and leaves out a machine that does not answer. It removes the
+#   shared memory of a killed mpirun.
 # * If a process panics or is killed, all others end within ten seconds, and the output names its rank.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -160,6 +161,26 @@ launched() {
     echo "train launch: a killed and a panicked rank cost two restarts and no loss"
 }
 
+# launcher_killed: a killed mpirun leaves no shared memory behind once the run has been restarted and ended.
+launcher_killed() {
+    local launch mpirun folder run=(--model gpt2 --steps 40 "${short[@]}" --set checkpoint.every=2)
+    "$bin/train" launch -n 4 -- "${run[@]}" --restarts 1 --out "$out/no-mpirun" >"$out/no-mpirun.log" 2>&1 &
+    launch=$!
+    for _ in {1..600}; do
+        [[ -s $out/no-mpirun/metrics.jsonl ]] && break
+        kill -0 "$launch" 2>/dev/null || { cat "$out/no-mpirun.log"; fail "the run whose mpirun is to be killed ended by itself"; }
+        sleep 0.1
+    done
+    mpirun=$(pgrep -P "$launch" mpirun)
+    folder=$(tr '\0' '\n' <"/proc/$mpirun/cmdline" | grep -m1 '^/dev/shm/')
+    [[ $(find "$folder" -type f | wc -l) == 4 ]] || fail "the ranks do not share memory in $folder"
+    kill -KILL "$mpirun"
+    wait "$launch" || { cat "$out/no-mpirun.log"; fail "a run does not survive its mpirun"; }
+    steps_once "$out/no-mpirun" 40
+    [[ ! -e $folder ]] || fail "a killed mpirun leaves $(ls "$folder") in $folder"
+    echo "train launch: a killed mpirun costs a restart, and no shared memory"
+}
+
 # on_machines_that_answer: of two machines of four slots, one does not answer.
 on_machines_that_answer() {
     local run=(--model gpt2 --steps 8 "${short[@]}" --set checkpoint.every=2) line
@@ -206,5 +227,6 @@ a_wrong_number_of_ranks
 a_panic
 a_kill
 launched
+launcher_killed
 on_machines_that_answer
 echo "MPI: all is well"
