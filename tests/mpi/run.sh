@@ -6,7 +6,8 @@
 # * The collectives keep their properties, on one machine and as if on two: crates/comm/examples/mpi_properties.rs.
 # * Four processes match the losses of four threads, to the last digit.
 # * They wait for one that prepares data as long as comm.init_timeout_seconds allows.
-# * `train launch` restarts a run after a kill and a panic, and leaves out a machine that does not answer.
+# * `train launch` restarts a run after a kill and a panic, and leaves out a machine that does not answer. It removes the
+#   shared memory of a killed mpirun.
 # * Random faults end with the losses of undisturbed runs: crates/train/tests/resilience/chaos.rs.
 # * If a process panics or is killed, all others end within ten seconds, and the output names its rank.
 set -euo pipefail
@@ -35,7 +36,7 @@ now() { date +%s%3N; }
 
 properties() {
     local property per_machine
-    for property in collectives small_parts mismatch abort under_way slow_to_drop leave agreed agreed_leave agreed_abort timeout; do
+    for property in collectives small_parts mismatch abort under_way slow_to_drop leave moving_mail agreed agreed_leave agreed_abort timeout; do
         for per_machine in 4 2; do
             timeout 300 "${mpirun[@]}" "$bin/examples/mpi_properties" "$property" "$per_machine" ||
                 fail "the property of $property with $per_machine ranks on each machine"
@@ -161,6 +162,26 @@ launched() {
     echo "train launch: a killed and a panicked rank cost two restarts and no loss"
 }
 
+# launcher_killed: a killed mpirun leaves no shared memory behind once the run has been restarted and ended.
+launcher_killed() {
+    local launch mpirun folder run=(--model gpt2 --steps 40 "${short[@]}" --set checkpoint.every=2)
+    "$bin/train" launch -n 4 -- "${run[@]}" --restarts 1 --out "$out/no-mpirun" >"$out/no-mpirun.log" 2>&1 &
+    launch=$!
+    for _ in {1..600}; do
+        [[ -s $out/no-mpirun/metrics.jsonl ]] && break
+        kill -0 "$launch" 2>/dev/null || { cat "$out/no-mpirun.log"; fail "the run whose mpirun is to be killed ended by itself"; }
+        sleep 0.1
+    done
+    mpirun=$(pgrep -P "$launch" mpirun)
+    folder=$(tr '\0' '\n' <"/proc/$mpirun/cmdline" | grep -m1 '^/dev/shm/')
+    [[ $(find "$folder" -type f | wc -l) == 4 ]] || fail "the ranks do not share memory in $folder"
+    kill -KILL "$mpirun"
+    wait "$launch" || { cat "$out/no-mpirun.log"; fail "a run does not survive its mpirun"; }
+    steps_once "$out/no-mpirun" 40
+    [[ ! -e $folder ]] || fail "a killed mpirun leaves $(ls "$folder") in $folder"
+    echo "train launch: a killed mpirun costs a restart, and no shared memory"
+}
+
 # on_machines_that_answer: of two machines of four slots, one does not answer.
 on_machines_that_answer() {
     local run=(--model gpt2 --steps 8 "${short[@]}" --set checkpoint.every=2) line
@@ -213,6 +234,7 @@ a_wrong_number_of_ranks
 a_panic
 a_kill
 launched
+launcher_killed
 on_machines_that_answer
 chaos
 echo "MPI: all is well"

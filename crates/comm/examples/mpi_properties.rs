@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 type Property = fn(&Communicator) -> Result<(), CommError>;
 
 /// The properties, each with the time that a rank waits for the others in a call; until all have met, it waits [`PATIENCE`].
-const PROPERTIES: [(&str, Property, Duration); 12] = [
+const PROPERTIES: [(&str, Property, Duration); 13] = [
     ("collectives", collectives, PATIENCE),
     ("small_parts", small_parts, PATIENCE),
     ("mismatch", mismatch, PATIENCE),
@@ -23,6 +23,7 @@ const PROPERTIES: [(&str, Property, Duration); 12] = [
     ("under_way", under_way, PATIENCE),
     ("slow_to_drop", slow_to_drop, PATIENCE),
     ("leave", leave, PATIENCE),
+    ("moving_mail", moving_mail, PATIENCE),
     ("agreed", agreed, PATIENCE),
     ("agreed_leave", agreed_leave, PATIENCE),
     ("agreed_abort", agreed_abort, PATIENCE),
@@ -299,6 +300,34 @@ fn leave(comm: &Communicator) -> Result<(), CommError> {
     let (collective, reason) = (Collective::Barrier, "left before the call was complete".to_string());
     assert_eq!(found, Err(CommError::RankFailed { rank, collective, failed: GUILTY, reason }));
     assert!(started.elapsed() < PATIENCE / 4, "waited {:?}", started.elapsed());
+    Ok(())
+}
+
+/// Large messages move while the sender, which is outside of MPI until the receiver has them, computes; and they arrive in
+/// order, though the receiver asks for them late.
+fn moving_mail(comm: &Communicator) -> Result<(), CommError> {
+    const MESSAGES: usize = 10;
+    let (rank, group) = (comm.rank(), comm.split(comm.rank() / 2)?);
+    let id = TensorData::new(vec![i64::from(std::process::id())], [1]);
+    let id = group.broadcast(Tensor::<1, Int>::from_data(id, (comm.device(), DType::I64)), 0)?.into_data();
+    let received = std::env::temp_dir().join(format!("kiln-moving-mail-{}", id.iter::<i64>().next().unwrap_or(0)));
+    if group.rank() == 0 {
+        for seed in 0..MESSAGES {
+            group.send(floats(1 << 20, seed), 1)?;
+        }
+        let start = Instant::now();
+        while !received.exists() {
+            assert!(start.elapsed() < PATIENCE, "rank {} has not received while this rank computes", rank + 1);
+            thread::sleep(Duration::from_millis(1));
+        }
+    } else {
+        for seed in 0..MESSAGES {
+            assert_eq!(group.recv::<Float>(0)?.into_data(), floats(1 << 20, seed).into_data(), "message {seed}");
+        }
+        std::fs::write(&received, "").map_err(|error| CommError::Engine(error.to_string()))?;
+    }
+    comm.barrier()?;
+    let _ = std::fs::remove_file(received);
     Ok(())
 }
 

@@ -61,22 +61,13 @@ impl ContextParallel {
         }
     }
 
-    /// Runs `work`, and meanwhile receives what the previous rank [`send`](Self::send)s, in order. It returns as many
-    /// tensors as `like` has; if receiving fails, they are zeros of the shapes in `like`. A single rank receives
-    /// nothing.
-    pub fn recv_during<T>(&self, like: &[&Tensor<1>], work: impl FnOnce() -> T) -> (Vec<Tensor<1>>, T) {
-        let Some((comm, first_error)) = self.0.ranks() else { return (vec![], work()) };
-        let (from, mut work) = ((comm.rank() + comm.world_size() - 1) % comm.world_size(), Some(work));
-        let mut done = None;
-        let receive = || {
-            let (came, of_work) = comm.recv_during(from, like.len(), work.take().expect("it runs once"));
-            done = Some(of_work);
-            came
-        };
-        let came = first_error.run(receive, || like.iter().map(|like| like.zeros_like()).collect());
-        // After an earlier failure nothing is received, but the work still runs.
-        let done = done.unwrap_or_else(|| work.take().expect("it has not run")());
-        (came, done)
+    /// Receives what the previous rank [`send`](Self::send)s, in order: as many tensors as `like` has. If receiving fails,
+    /// they are zeros of the shapes in `like`. A single rank receives nothing.
+    pub fn recv(&self, like: &[&Tensor<1>]) -> Vec<Tensor<1>> {
+        let Some((comm, first_error)) = self.0.ranks() else { return vec![] };
+        let from = (comm.rank() + comm.world_size() - 1) % comm.world_size();
+        let receive = || like.iter().map(|_| comm.recv(from)).collect();
+        first_error.run(receive, || like.iter().map(|like| like.zeros_like()).collect())
     }
 }
 

@@ -65,16 +65,11 @@ pub trait Engine: Send + Sync {
     fn expect_agreement(&self) {}
 
     /// Sends a payload to rank `to`, which receives payloads in the order of sending ([`recv`](Self::recv)). The call
-    /// may return before the payload is received.
+    /// may return before the payload is received, which moves while both ranks compute.
     fn send(&self, payload: Payload, to: usize) -> Result<(), CommError>;
 
     /// Returns the next payload from rank `from`.
     fn recv(&self, from: usize) -> Result<Payload, CommError>;
-
-    /// Returns whether messages arrive even if no thread of this rank asks for them.
-    fn receives_unasked(&self) -> bool {
-        true
-    }
 
     /// Creates a group from some of this group's ranks, including this one, given in ascending order. Every rank of
     /// this group calls it, each with its own new group; the new groups are disjoint.

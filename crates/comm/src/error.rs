@@ -1,6 +1,6 @@
 //! Errors of collectives.
 
-use crate::Collective;
+use crate::{Collective, rank_list};
 use std::any::Any;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub enum CommError {
         reason: String,
     },
     /// The call did not complete in time.
-    #[error("{collective} on rank {rank}: no sign of {} within {timeout:?}", ranks(missing))]
+    #[error("{collective} on rank {rank}: no sign of {} within {timeout:?}", rank_list(missing))]
     Timeout {
         /// The rank that reports this.
         rank: usize,
@@ -72,12 +72,6 @@ impl CommError {
         }
         self
     }
-}
-
-/// Formats rank numbers as `rank 1` or `ranks 1, 2`.
-pub(crate) fn ranks(numbers: &[usize]) -> String {
-    let list: Vec<String> = numbers.iter().map(ToString::to_string).collect();
-    format!("rank{} {}", if numbers.len() == 1 { "" } else { "s" }, list.join(", "))
 }
 
 /// Returns the message of a caught panic.

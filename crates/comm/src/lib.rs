@@ -78,6 +78,7 @@ mod mpi;
 pub mod ops;
 mod payload;
 mod rank_group;
+mod rank_list;
 mod ranks;
 mod sequence_ranks;
 mod sums;
@@ -103,6 +104,8 @@ pub use meter::{Cost, Traffic, TrafficTable};
 pub use mpi::{MpiEngine, MpiWorld};
 pub use payload::{Kind, Payload, Reduce};
 pub use rank_group::RankGroup;
+#[doc(hidden)]
+pub use rank_list::rank_list;
 #[doc(hidden)]
 pub use ranks::run_ranks_on_machines;
 pub use ranks::{RankFailure, run_ranks};

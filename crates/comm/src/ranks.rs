@@ -1,7 +1,7 @@
 //! Ranks as threads of this process, and the failure that came first.
 
-use crate::error::{panic_message, ranks};
-use crate::{Communicator, HierarchicalEngine, LocalEngine, Timeouts};
+use crate::error::panic_message;
+use crate::{Communicator, HierarchicalEngine, LocalEngine, Timeouts, rank_list};
 use burn::tensor::Device;
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -34,7 +34,7 @@ pub enum RankFailure<E: Error + 'static> {
         message: String,
     },
     /// A rank failed, and others are stuck outside any call, for example in a write to a dead disk.
-    #[error("{failure}; {} did not return within {waited:?}", ranks(stuck))]
+    #[error("{failure}; {} did not return within {waited:?}", rank_list(stuck))]
     Stuck {
         /// The first failure.
         failure: Box<Self>,

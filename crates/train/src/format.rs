@@ -74,17 +74,6 @@ pub(crate) fn quoted(text: &str) -> String {
     }
 }
 
-/// `rank 3`, `ranks 3, 5 and 7`, `ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more`.
-pub(crate) fn ranks(ranks: &[usize]) -> String {
-    const NAMED: usize = 8;
-    let name = |ranks: &[usize]| ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-    match ranks {
-        [rank] => format!("rank {rank}"),
-        [first @ .., last] if ranks.len() <= NAMED => format!("ranks {} and {last}", name(first)),
-        _ => format!("ranks {} and {} more", name(&ranks[..NAMED.min(ranks.len())]), ranks.len().saturating_sub(NAMED)),
-    }
-}
-
 fn plural(number: usize, noun: &str) -> String {
     let plural = if noun.ends_with("ch") { "es" } else { "s" };
     format!("{noun}{}", if number == 1 { "" } else { plural })

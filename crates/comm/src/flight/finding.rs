@@ -1,6 +1,7 @@
 //! What a diagnosis says.
 
 use super::record::{Call, Place};
+use crate::rank_list;
 use std::fmt;
 
 /// One result of a [`diagnosis`](super::diagnose), which prints as a sentence.
@@ -140,7 +141,7 @@ impl CallName {
     pub(super) fn new(call: &Call, world_size: usize) -> Self {
         let over = match &*call.axes {
             crate::communicator::WORLD if call.group.len() == world_size => "the world".into(),
-            crate::communicator::WORLD => named(&call.group),
+            crate::communicator::WORLD => rank_list(&call.group),
             axes => axes.into(),
         };
         Self { collective: call.collective.clone(), seq: call.seq, over, message: call.pair.is_some() }
@@ -161,22 +162,22 @@ impl fmt::Display for Finding {
             Self::Healthy => f.write_str("no rank was waiting in a call, and none had failed"),
             Self::Failed { ranks, reason, call, place } => {
                 let at = at(place);
-                write!(f, "{} failed{at}", named(ranks))?;
+                write!(f, "{} failed{at}", rank_list(ranks))?;
                 if let Some(call) = call {
                     write!(f, ", in {call}")?;
                 }
                 write!(f, ": {reason}")
             }
             Self::NoRecord { ranks, waiting } => {
-                write!(f, "there is no record of {}", named(ranks))?;
+                write!(f, "there is no record of {}", rank_list(ranks))?;
                 if !waiting.is_empty() {
-                    write!(f, ", for which {} {}", named(waiting), plural(waiting, "waits", "wait"))?;
+                    write!(f, ", for which {} {}", rank_list(waiting), plural(waiting, "waits", "wait"))?;
                 }
                 let (was, could) = (plural(ranks, "it was", "they were"), plural(ranks, "it", "they"));
                 write!(f, ": {was} killed before {could} could write one; look at the system's log of their hosts")
             }
             Self::Disagreement { over, seq, calls } => {
-                let made = |(call, ranks): &(String, Vec<usize>)| format!("{} called {call}", named(ranks));
+                let made = |(call, ranks): &(String, Vec<usize>)| format!("{} called {call}", rank_list(ranks));
                 let (most, others) = (&calls[0], &calls[1..]);
                 let others_made = others.iter().map(made).collect::<Vec<_>>().join(", and ");
                 if most.1.len() == others[0].1.len() {
@@ -184,7 +185,7 @@ impl fmt::Display for Finding {
                 }
                 let suspects: Vec<usize> = others.iter().flat_map(|(_, ranks)| ranks.clone()).collect();
                 write!(f, "in call number {seq} over {over}, {others_made}, but {}", made(most))?;
-                write!(f, ": look at the branch or the shape that only {} took", named(&suspects))
+                write!(f, ": look at the branch or the shape that only {} took", rank_list(&suspects))
             }
             Self::Deadlock(waits) => {
                 let wait =
@@ -195,12 +196,12 @@ impl fmt::Display for Finding {
             Self::Absent(absent) => absent.fmt(f),
             Self::InTransfer { call, ranks, seconds } => {
                 let (have, been) = (plural(ranks, "has", "have"), duration(*seconds));
-                write!(f, "{} {have} been in {call} for {been}, which all its ranks have entered: ", named(ranks))?;
+                write!(f, "{} {have} been in {call} for {been}, which all its ranks have entered: ", rank_list(ranks))?;
                 f.write_str("look at the network and the devices, unless the records are of different moments")
             }
             Self::Behind { call, ranks, missing, seconds } => {
                 let (have, waited) = (plural(ranks, "has", "have"), duration(*seconds));
-                write!(f, "{} {have} waited for {waited} in {call} for {}", named(ranks), named(missing))
+                write!(f, "{} {have} waited for {waited} in {call} for {}", rank_list(ranks), rank_list(missing))
             }
             Self::Straggler { rank, calls, seconds } => {
                 let late = duration(*seconds);
@@ -213,7 +214,7 @@ impl fmt::Display for Finding {
 impl fmt::Display for Absent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, call, waiting, .. } = self;
-        let (others, waited, at) = (named(waiting), duration(self.seconds), at(&self.place));
+        let (others, waited, at) = (rank_list(waiting), duration(self.seconds), at(&self.place));
         let side = if call.message { "its side of " } else { "" };
         match (self.late, call.message) {
             (true, _) => {
@@ -240,32 +241,6 @@ impl fmt::Display for Absent {
             Some(last) => write!(f, ": look at what rank {rank} does after {last}"),
             None => write!(f, ": look at what rank {rank} does before its first call"),
         }
-    }
-}
-
-/// Formats ranks as `rank 3` or `ranks 0, 1 and 2`; many ranks as `ranks 0 to 6 and 8 to 15`.
-pub(super) fn named(ranks: &[usize]) -> String {
-    const LONG: usize = 6;
-    if let [rank] = ranks {
-        return format!("rank {rank}");
-    }
-    let mut parts: Vec<String> = ranks.iter().map(ToString::to_string).collect();
-    if ranks.len() > LONG {
-        let runs = ranks.chunk_by(|one, next| *next == one + 1);
-        let run = |run: &[usize]| match run {
-            [rank] => rank.to_string(),
-            run => format!("{} to {}", run[0], run[run.len() - 1]),
-        };
-        parts = runs.map(run).collect();
-    }
-    if parts.len() > LONG {
-        parts.truncate(LONG);
-        return format!("{} ranks ({}, ...)", ranks.len(), parts.join(", "));
-    }
-    match parts.split_last() {
-        Some((last, [])) => format!("ranks {last}"),
-        Some((last, before)) => format!("ranks {} and {last}", before.join(", ")),
-        None => "no rank".into(),
     }
 }
 

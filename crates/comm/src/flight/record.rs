@@ -42,7 +42,8 @@ pub struct Aborted {
 /// One call of one rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Call {
-    /// The ranks of the group, in its order.
+    /// The ranks of the group, in its order. A file has them as ranges.
+    #[serde(with = "crate::rank_list")]
     pub group: Vec<usize>,
     /// Tells apart groups of the same ranks: how many times each group on the way from the world to this one had been
     /// split before.

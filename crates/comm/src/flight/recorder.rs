@@ -206,22 +206,6 @@ impl FlightRecorder {
         self.lock().aborted.get_or_insert_with(|| (Instant::now(), reason.into()));
     }
 
-    /// Runs `join`, in which this thread waits for another one: if this is the rank's own thread, the other one's calls
-    /// are no longer in the background.
-    pub(crate) fn joining<T>(&self, other: ThreadId, join: impl FnOnce() -> T) -> T {
-        let this = thread::current().id();
-        let replace = |own, by| {
-            let mut state = self.lock();
-            if state.own_thread == Some(own) {
-                state.own_thread = Some(by);
-            }
-        };
-        replace(this, other);
-        let joined = join();
-        replace(other, this);
-        joined
-    }
-
     fn call(&self, entry: Entry, own_thread: Option<ThreadId>) -> Call {
         let Signature { collective, len, dtype } = entry.signature;
         let ranks = &entry.group.ranks;

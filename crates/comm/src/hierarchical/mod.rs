@@ -229,10 +229,6 @@ impl Engine for HierarchicalEngine {
         self.flat.recv(from)
     }
 
-    fn receives_unasked(&self) -> bool {
-        self.flat.receives_unasked()
-    }
-
     fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError> {
         self.flat.split(members).map(|flat| Self::saving(flat, self.fewest_saved))
     }

@@ -1,6 +1,7 @@
 //! The first stage of a call: the ranks agree on it, and each learns what comes to it.
 
 use super::header::{Header, Part, due_part};
+use super::world::receive_header;
 use super::{LEFT, MpiEngine, NOT_A_HEADER, Polled, REFUSED, Tag, Transfers};
 use crate::engine::Metered;
 use crate::{Collective, CommError, Cost, Payload, Signature};
@@ -31,16 +32,16 @@ impl MpiEngine {
                 if found[rank].is_none() {
                     match self.next_header(rank) {
                         Some(Some(header)) => found[rank] = Some(header),
-                        Some(None) => return Polled::Lost(world_rank, NOT_A_HEADER),
+                        Some(None) => return Polled::Lost(world_rank, NOT_A_HEADER.into()),
                         None => missing.push(world_rank),
                     }
                 }
                 if found[rank].as_ref().is_some_and(|header| header.signature.is_none()) {
-                    return Polled::Lost(world_rank, LEFT);
+                    return Polled::Lost(world_rank, LEFT.into());
                 }
             }
             match sending.done() {
-                Err(rank) => Polled::Lost(rank, REFUSED),
+                Err(rank) => Polled::Lost(rank, REFUSED.into()),
                 Ok(true) if missing.is_empty() => Polled::Done(()),
                 Ok(_) => {
                     missing.extend(sending.waiting_for());
@@ -55,16 +56,16 @@ impl MpiEngine {
         Ok(headers)
     }
 
-    /// Returns the next header of a rank of the group; see [`World::receive_header`].
+    /// Returns the next header of a rank of the group; see [`receive_header`].
     fn next_header(&self, rank: usize) -> Option<Option<Header>> {
         let early = self.early.lock().unwrap_or_else(PoisonError::into_inner)[rank].pop_front();
-        early.map(Some).or_else(|| self.world.receive_header(self.members[rank], self.tag(Tag::Header)))
+        early.map(Some).or_else(|| receive_header(self.members[rank], self.tag(Tag::Header)))
     }
 
     /// Returns whether a rank has left, as its last header says. Headers of calls that this rank makes later are kept.
     pub(super) fn has_left(&self, rank: usize) -> bool {
         let early = &mut self.early.lock().unwrap_or_else(PoisonError::into_inner)[rank];
-        while let Some(Some(header)) = self.world.receive_header(self.members[rank], self.tag(Tag::Header)) {
+        while let Some(Some(header)) = receive_header(self.members[rank], self.tag(Tag::Header)) {
             early.push_back(header);
         }
         early.back().is_some_and(|header| header.signature.is_none())

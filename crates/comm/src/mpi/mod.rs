@@ -22,6 +22,7 @@
 
 mod agreement;
 mod header;
+mod mail;
 mod transfers;
 mod world;
 
@@ -30,10 +31,10 @@ pub use world::MpiWorld;
 use crate::engine::Metered;
 use crate::{Collective, CommError, Cost, Engine, Payload, Signature, Timeouts};
 use burn::tensor::{Bytes, DType, Device, TensorData};
-use header::{Header, Part, due_part};
+use header::{Header, Part};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 use transfers::Transfers;
@@ -49,6 +50,13 @@ enum Tag {
     Part = 2,
     MailHeader = 3,
     Mail = 4,
+}
+
+impl Tag {
+    /// Returns the tag of such messages in a group.
+    fn of(self, group: u64) -> i32 {
+        (group * 4) as i32 + self as i32
+    }
 }
 
 /// Number of groups for which there are tags; MPI guarantees tags up to 32767.
@@ -72,8 +80,6 @@ pub struct MpiEngine {
     agreed: AtomicBool,
     /// Headers that have come during calls without headers, by rank of the group.
     early: Mutex<Vec<VecDeque<Header>>>,
-    /// Messages that were sent and may not have been received yet.
-    outbox: Mutex<Vec<Transfers>>,
     world: Arc<World>,
 }
 
@@ -83,7 +89,7 @@ enum Polled<T> {
     /// The ranks that are still missing, by world number.
     Missing(Vec<usize>),
     /// A rank that is needed and will not arrive, with the reason.
-    Lost(usize, &'static str),
+    Lost(usize, String),
 }
 
 impl MpiEngine {
@@ -92,11 +98,11 @@ impl MpiEngine {
         let met = AtomicBool::new(group != 0); // group 0 is the world
         let early = Mutex::new(vec![VecDeque::new(); members.len()]);
         let agreed = AtomicBool::new(false);
-        Self { rank, group, members, device, timeouts, met, agreed, early, outbox: Mutex::default(), world }
+        Self { rank, group, members, device, timeouts, met, agreed, early, world }
     }
 
     fn tag(&self, tag: Tag) -> i32 {
-        (self.group * 4) as i32 + tag as i32
+        tag.of(self.group)
     }
 
     /// Returns the other ranks' numbers in the group and in the world.
@@ -124,11 +130,13 @@ impl MpiEngine {
                     .find(|(rank, world)| without_headers && missing.contains(world) && self.has_left(*rank));
                 // What it has sent before has come by now.
                 match gone.filter(|_| transfers.done() == Ok(false)) {
-                    Some((_, world)) if transfers.waiting_for().any(|rank| rank == world) => Polled::Lost(world, LEFT),
+                    Some((_, world)) if transfers.waiting_for().any(|rank| rank == world) => {
+                        Polled::Lost(world, LEFT.into())
+                    }
                     _ => Polled::Missing(missing),
                 }
             }
-            Err(rank) => Polled::Lost(rank, REFUSED),
+            Err(rank) => Polled::Lost(rank, REFUSED.into()),
         })?;
         Ok(transfers.into_received())
     }
@@ -144,7 +152,7 @@ impl MpiEngine {
             }
             self.check_failure(collective)?; // a failed rank reports why before it leaves
             match step {
-                Polled::Lost(rank, reason) => self.world.fail(rank, reason.into()),
+                Polled::Lost(rank, reason) => self.world.fail(rank, reason),
                 Polled::Missing(missing) if start.elapsed() >= timeout => {
                     self.world.fail(missing[0], format!("did not enter {collective} within {timeout:?}"));
                     return Err(CommError::Timeout { rank: self.world.rank, collective, missing, timeout });
@@ -259,22 +267,8 @@ impl Engine for MpiEngine {
     fn send(&self, payload: Payload, to: usize) -> Result<(), CommError> {
         let collective = Collective::Send(to);
         self.check_failure(collective)?;
-        let signature = Some(Signature { collective, len: None, dtype: None });
-        let header = Header { signature, part: Some((payload.len(), payload.dtype())), free_group: 0 };
-        let mut mail = Transfers::default();
-        mail.send(header.to_bytes(), [self.members[to]], self.tag(Tag::MailHeader));
-        mail.send(bytes_of(payload), [self.members[to]], self.tag(Tag::Mail));
-        let mut outbox = self.outbox.lock().unwrap_or_else(PoisonError::into_inner);
-        outbox.push(mail);
-        let mut refused = None;
-        outbox.retain_mut(|mail| match mail.done() {
-            Ok(done) => !done,
-            Err(rank) => {
-                refused = Some(rank);
-                true
-            }
-        });
-        if let Some(rank) = refused {
+        let part = (payload.len(), payload.dtype());
+        if let Err(rank) = self.world.mail.send(self.group, self.members[to], part, bytes_of(payload)) {
             self.world.fail(rank, REFUSED.into());
         }
         self.check_failure(collective)
@@ -283,30 +277,13 @@ impl Engine for MpiEngine {
     fn recv(&self, from: usize) -> Result<Payload, CommError> {
         let (collective, world_rank) = (Collective::Recv(from), self.members[from]);
         self.check_failure(collective)?;
-        let header =
-            self.wait(collective, || match self.world.receive_header(world_rank, self.tag(Tag::MailHeader)) {
-                Some(Some(header)) if header.signature.is_some() => Polled::Done(header),
-                Some(Some(_)) => Polled::Lost(world_rank, LEFT),
-                Some(None) => Polled::Lost(world_rank, NOT_A_HEADER),
-                None => Polled::Missing(vec![world_rank]),
-            })?;
-        let any = Signature { collective, len: None, dtype: None };
-        let part = due_part(&any, &header, [from, self.rank], self.members.len());
-        let part = part.map_err(|reason| self.lost(collective, from, reason))?;
-        let (len, dtype) = part.expect("mail is a part");
-        let mut transfers = Transfers::default();
-        transfers.receive(buffer(len, dtype), [(world_rank, 0..len * dtype.size())], self.tag(Tag::Mail));
-        let bytes = self.finish(collective, transfers)?.remove(0);
+        let look = || self.world.mail.look_for_part(self.group, world_rank, collective);
+        let ((len, dtype), bytes) = self.wait(collective, look)?;
         Ok(self.payload(bytes, len, dtype))
     }
 
     fn expect_agreement(&self) {
         self.agreed.store(true, Ordering::Relaxed);
-    }
-
-    /// MPI moves large messages only during its calls.
-    fn receives_unasked(&self) -> bool {
-        false
     }
 
     /// All new groups of a split get the same number, the first one that is free on all ranks. The groups are disjoint,
@@ -330,11 +307,13 @@ impl Engine for MpiEngine {
 impl Drop for MpiEngine {
     /// Waits until sent messages are received, at most as long as for any call.
     fn drop(&mut self) {
-        let outbox = std::mem::take(self.outbox.get_mut().unwrap_or_else(PoisonError::into_inner));
-        for mail in outbox {
-            let to = mail.waiting_for().next().unwrap_or_default();
-            let _ = self.finish(Collective::Send(to), mail); // a failure shows in the next call of another engine
-        }
+        let to = match self.world.mail.look_for_sent(self.group) {
+            Polled::Missing(missing) => missing.first().copied(),
+            _ => None,
+        };
+        // A failure shows in the next call of another engine.
+        let _ = self.wait(Collective::Send(to.unwrap_or_default()), || self.world.mail.look_for_sent(self.group));
+        self.world.mail.leave(self.group);
         if self.world.failure().is_some() {
             return;
         }

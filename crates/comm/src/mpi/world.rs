@@ -1,5 +1,6 @@
 //! The processes started by `mpirun`: their start, failure and end.
 
+use super::mail::Mail;
 use super::transfers::Transfers;
 use super::{ABORT, Header};
 use crate::ranks::run_rank;
@@ -7,6 +8,7 @@ use crate::{CommError, Communicator, HierarchicalEngine, MpiEngine, RankFailure,
 use ::mpi::collective::SystemOperation;
 use ::mpi::environment::Universe;
 use ::mpi::point_to_point::{Message, Status};
+use ::mpi::topology::SimpleCommunicator;
 use ::mpi::traits::{Communicator as _, CommunicatorCollectives, MatchedReceiveVec, Source};
 use ::mpi::{Rank, Threading};
 use burn::tensor::{Bytes, Device};
@@ -35,6 +37,8 @@ pub struct MpiWorld(Arc<World>);
 
 /// The state that all engines of a process share.
 pub(super) struct World {
+    /// Comes first: its thread ends before MPI does.
+    pub mail: Mail,
     universe: Universe,
     pub rank: usize,
     pub size: usize,
@@ -75,7 +79,8 @@ impl MpiWorld {
         let (rank, size) = (universe.world().rank() as usize, universe.world().size() as usize);
         let machines = machines_of(&universe);
         let (free_group, failure) = (AtomicU64::new(1), Mutex::default());
-        Ok(Some(Self(Arc::new(World { universe, rank, size, machines, free_group, failure }))))
+        let mail = Mail::default();
+        Ok(Some(Self(Arc::new(World { mail, universe, rank, size, machines, free_group, failure }))))
     }
 
     /// Returns the machine of each rank: the number of the first rank there.
@@ -169,13 +174,6 @@ impl Drop for MpiWorld {
 }
 
 impl World {
-    /// Returns the next header that a rank has sent with a tag, if one has arrived; the inner `None` means that it is
-    /// not a header.
-    pub fn receive_header(&self, from: usize, tag: i32) -> Option<Option<Header>> {
-        let message = self.universe.world().process_at_rank(from as Rank).immediate_matched_probe_with_tag(tag)?;
-        Some(Header::from_bytes(&receive(message)))
-    }
-
     /// Ends the world, unless it has already ended, and notifies the other ranks.
     pub fn fail(&self, failed: usize, reason: String) {
         self.poll_marks();
@@ -207,6 +205,14 @@ impl World {
     fn lock(&self) -> MutexGuard<'_, Option<Failure>> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the next header that a rank has sent with a tag, if one has arrived; the inner `None` means that it is not a
+/// header. MPI must have been started.
+pub(super) fn receive_header(from: usize, tag: i32) -> Option<Option<Header>> {
+    let world = SimpleCommunicator::world();
+    let message = world.process_at_rank(from as Rank).immediate_matched_probe_with_tag(tag)?;
+    Some(Header::from_bytes(&receive(message)))
 }
 
 /// Finds the machine of each rank. It waits for all processes, as the start of MPI before it does.

@@ -89,19 +89,18 @@ impl Ring {
         let mut message = flat(message.clone());
         for step in 0..n {
             let here = message.clone().reshape(shape);
-            let work = || {
-                let [k, v] = self.keys.of(here);
-                for (chunks, part) in self.parts(step, shape[1]) {
-                    let sum = part.forward(chunk(q, [&k, &v], &chunks), self.first_keys(&chunks[0].1));
-                    sums[chunks[0].0] = Some(merged(sums[chunks[0].0].take(), sum));
-                }
-            };
-            let others = usize::from(step + 1 < n);
-            if others > 0 {
+            let is_last = step + 1 == n;
+            if !is_last {
                 self.cp.send(message.clone());
             }
-            let came = self.cp.recv_during(&[&message][..others], work).0;
-            message = came.into_iter().next().unwrap_or(message);
+            let [k, v] = self.keys.of(here);
+            for (chunks, part) in self.parts(step, shape[1]) {
+                let sum = part.forward(chunk(q, [&k, &v], &chunks), self.first_keys(&chunks[0].1));
+                sums[chunks[0].0] = Some(merged(sums[chunks[0].0].take(), sum));
+            }
+            if !is_last {
+                message = self.cp.recv(&[&message]).remove(0);
+            }
         }
         let (y, l): (Vec<_>, Vec<_>) = sums.into_iter().map(|sum| sum.expect("a query sees itself")).unzip();
         (Tensor::cat(y, 1), Tensor::cat(l, 2))
@@ -115,8 +114,12 @@ impl Ring {
         let mut message = flat(own.clone());
         let mut d_message = None::<Tensor<1>>;
         for step in 0..n {
+            let is_last = step + 1 == n;
+            if !is_last {
+                self.cp.send(message.clone());
+            }
             let here = message.clone().reshape(shape);
-            let work = || {
+            let (of_message, of_weight) = {
                 let [k, v] = self.keys.of(here.clone());
                 let (mut d_k, mut d_v) = (vec![None::<Tensor<4>>; 2], vec![None::<Tensor<4>>; 2]);
                 for (chunks, part) in self.parts(step, shape[1]) {
@@ -137,16 +140,12 @@ impl Ring {
                     Tensor::cat(halves.into_iter().map(|half| half.unwrap_or_else(none)).collect(), 1)
                 };
                 let gradients = [whole(d_k, &k), whole(d_v, &v)].map(|gradient| gradient.cast(k.dtype()));
-                self.keys.back(here.clone(), gradients)
+                self.keys.back(here, gradients)
             };
             // The gradient of the current message, as accumulated by the previous ranks, and the next message.
-            let likes = [d_message.as_ref(), (step + 1 < n).then_some(&message)];
-            if step + 1 < n {
-                self.cp.send(message.clone());
-            }
+            let likes = [d_message.as_ref(), (!is_last).then_some(&message)];
             let likes: Vec<&Tensor<1>> = likes.into_iter().flatten().collect();
-            let (came, (of_message, of_weight)) = self.cp.recv_during(&likes, work);
-            let mut came = came.into_iter();
+            let mut came = self.cp.recv(&likes).into_iter();
             if let Some(of_weight) = of_weight {
                 d_weight = Some(d_weight.map_or(of_weight.clone(), |sum| sum + of_weight));
             }
@@ -157,7 +156,7 @@ impl Ring {
             d_message = Some(sum);
         }
         let sum = d_message.expect("there is a step");
-        let home = self.cp.recv_during(&[&sum], || ()).0.remove(0);
+        let home = self.cp.recv(&[&sum]).remove(0);
         let d_q = Tensor::cat(d_q.into_iter().map(|half| half.expect("a query sees itself")).collect(), 1);
         let d_weight = d_weight.map_or_else(|| Tensor::zeros([0], &q.device()), flat);
         [flat(d_q), home, d_weight]

@@ -3,7 +3,7 @@
 use crate::atomic_write::read_regular;
 use crate::commands::saved::SavedError;
 use crate::error::TrainError;
-use crate::format::{count, ranks};
+use crate::format::count;
 use crate::run::flight::{last_records, written};
 use crate::run::folder::{RUNS, RunFolder, config_in};
 use crate::terminal::{say, to_stderr};
@@ -11,6 +11,7 @@ use checkpoint::Folder;
 use chrono::{DateTime, SecondsFormat};
 use clap::Args;
 use comm::flight::{Finding, FlightRecord, diagnose};
+use comm::rank_list;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -83,7 +84,7 @@ fn say_records(records: &[FlightRecord], metrics: &Metrics) {
     let numbers: Vec<usize> = records.iter().map(|record| record.rank).collect();
     let of =
         if records.len() == records[0].world_size { String::new() } else { format!(" of {}", records[0].world_size) };
-    say(&format!("The last calls of {}{of}, recorded at {at} in step {step}{since}:", ranks(&numbers)));
+    say(&format!("The last calls of {}{of}, recorded at {at} in step {step}{since}:", rank_list(&numbers)));
     let diagnosis = diagnose(records);
     for (i, finding) in diagnosis.findings.iter().enumerate() {
         let likely = if i == 0 && *finding != Finding::Healthy { "likely cause: " } else { "" };
@@ -105,7 +106,7 @@ fn say_records(records: &[FlightRecord], metrics: &Metrics) {
     if !waiting.is_empty() && waiting.len() < records.len() {
         say(&format!(
             "  {} waited for data: its file system is slow or does not answer, or another program uses it",
-            ranks(&waiting)
+            rank_list(&waiting)
         ));
     }
 }

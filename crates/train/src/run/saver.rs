@@ -17,9 +17,10 @@
 
 use crate::config::CheckpointConfig;
 use crate::error::TrainError;
-use crate::format::{bytes, ranks};
+use crate::format::bytes;
 use crate::run::copies;
 use checkpoint::{CheckpointError, Folder, Index, LossScale, Piece, Values, Written, write_rank};
+use comm::rank_list;
 use fsdp::{FsdpError, Progress, State};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -198,7 +199,7 @@ impl Saver {
         if self.rank == 0 && save.thread.is_some() && save.started.elapsed() > limit {
             let what = match &save.missing()[..] {
                 [] => "all parts are written, but not the index".into(),
-                missing => format!("not written yet is that of {}", ranks(missing)),
+                missing => format!("not written yet is that of {}", rank_list(missing)),
             };
             return Err(TrainError::SlowDisk { path: self.folder.partial(save.step), limit, what });
         }
@@ -252,7 +253,7 @@ impl Saver {
                 let (bytes_written, of) = (bytes(sums[1] as usize), bytes(sums[2] as usize));
                 let missing = match &save.missing()[..] {
                     [] => "to be completed".into(),
-                    missing => format!("not done: {}", ranks(missing)),
+                    missing => format!("not done: {}", rank_list(missing)),
                 };
                 tell(&format!(
                     "waiting for the checkpoint of step {}: {bytes_written} of {of} written, {missing}",

@@ -14,6 +14,7 @@ use crate::run::folder::RunFolder;
 use crate::run::resume::Resume;
 use crate::trainer::batch::RowCounts;
 use crate::trainer::recorder::Recorder;
+use comm::rank_list;
 use fsdp::StepReport;
 use std::time::Duration;
 
@@ -38,10 +39,7 @@ impl Trainer<'_> {
             let Some(ranks) = &placed[0].ranks else { return };
             let (first, last) = (&placed[0].unit, &placed[placed.len() - 1].unit);
             let range = if first == last { first.clone() } else { format!("{first} to {last}") };
-            let who = match ranks.len() {
-                1 => format!("rank {}", ranks.start),
-                _ => format!("ranks {} to {}", ranks.start, ranks.end - 1),
-            };
+            let who = rank_list(&ranks.clone().collect::<Vec<_>>());
             let parameters = human(placed.iter().map(|placement| placement.parameters).sum());
             self.job.progress.say(&format!("{who}: {range} ({parameters} parameters)"));
         }

@@ -1,6 +1,7 @@
 //! `train launch`: a run whose ranks are processes, on one machine or several.
 
 mod hosts;
+mod segments;
 
 use crate::commands::train::TrainArgs;
 use crate::config::Config;
@@ -13,6 +14,7 @@ use crate::supervisor::{self, Environment, Start};
 use crate::terminal::{say, to_stderr};
 use clap::{Args, Parser};
 use hosts::{Host, Probe};
+use segments::Segments;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
@@ -98,7 +100,9 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode, TrainError> {
     }
     let has_own_rsh = args.rsh != RSH;
     let mpirun = args.mpirun.iter().flat_map(|options| options.split_whitespace()).map(OsString::from).collect();
-    let mpi = Mpi { program, hosts, processes, rsh, has_own_rsh, mpirun };
+    let own_folder = args.mpirun.as_ref().is_some_and(|options| options.contains("backing_directory"));
+    let segments = if hosts.is_none() && !own_folder { Segments::new() } else { None };
+    let mpi = Mpi { program, hosts, processes, rsh, has_own_rsh, mpirun, segments };
     // An attempt may have fewer processes, and must know how many there are meant to be.
     let gpus = ["--gpus".into(), processes.to_string().into()];
     supervisor::supervise(&config, &options, [&args.run[..], &gpus].concat(), &mpi)
@@ -114,6 +118,8 @@ struct Mpi {
     has_own_rsh: bool,
     /// More options of mpirun.
     mpirun: Vec<OsString>,
+    /// Where the ranks share memory, if they are on this machine and it has such a place.
+    segments: Option<Segments>,
 }
 
 impl Start for Mpi {
@@ -121,7 +127,10 @@ impl Start for Mpi {
         let mut words: Vec<OsString> = ["mpirun", "--bind-to", "none"].map(OsString::from).to_vec();
         let mut processes = self.processes;
         match &self.hosts {
-            None => words.push("--oversubscribe".into()),
+            None => {
+                words.push("--oversubscribe".into());
+                words.extend(self.segments.iter().flat_map(Segments::options));
+            }
             Some(hosts) => {
                 let able = self.able(hosts, run)?;
                 let slots = able.iter().map(|host| host.slots).sum::<usize>();
