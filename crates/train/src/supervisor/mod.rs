@@ -275,7 +275,8 @@ impl Supervised {
 
     /// Copies a newer checkpoint in memory to the disk.
     fn recover(&self) {
-        if matches!(RunFolder::reopen(&self.run), Err(TrainError::RunInUse { .. })) {
+        let has_lock = RunFolder::at(&self.run).is_there();
+        if has_lock && matches!(RunFolder::reopen(&self.run), Err(TrainError::RunInUse { .. })) {
             return; // another process trains there
         }
         let line = self.memory.as_ref().and_then(|memory| memory.recover(&self.run));
@@ -338,8 +339,8 @@ impl Supervised {
 
     /// Completes or removes what the last process has left half-written or half-removed, as the next start would.
     fn clean_checkpoints(&self) {
-        if !self.run.join("checkpoints").is_dir() {
-            return; // opening the folder would leave a lock in it
+        if !RunFolder::at(&self.run).is_there() {
+            return; // no attempt has opened it, which leaves a lock
         }
         // The attempt may have failed because another process trains there.
         let Some(_locked) = RunFolder::reopen(&self.run).ok().filter(|folder| folder.warning().is_none()) else {

@@ -94,7 +94,13 @@ fn act(what: What, run: &Path, child: &Child) {
                 .flat_map(|memory| checkpoints(memory))
                 .for_each(|step| damage_one(&step, how, file, at));
         }
-        What::Metrics { how, at } => damage(&run.join("metrics.jsonl"), how, at),
+        What::Metrics { how, at } => {
+            let path = run.join("metrics.jsonl");
+            let end = fs::metadata(&path).map_or(0, |metrics| metrics.len() as usize);
+            // Within the last line, as a disk that is lost in the middle of a write leaves it.
+            let at = if how == Damage::Cut { end.saturating_sub(1 + at % 60) } else { at };
+            damage(&path, how, at);
+        }
     }
 }
 
