@@ -75,6 +75,8 @@ mod mesh;
 mod meter;
 #[cfg(feature = "mpi")]
 mod mpi;
+#[cfg(feature = "nccl")]
+mod nccl;
 pub mod ops;
 mod payload;
 mod rank_group;
@@ -101,6 +103,8 @@ pub use mesh::{Axis, Mesh, MeshShape};
 pub use meter::{Cost, Traffic, TrafficTable};
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiEngine, MpiWorld};
+#[cfg(feature = "nccl")]
+pub use nccl::NcclEngine;
 pub use payload::{Kind, Payload, Reduce};
 pub use rank_group::RankGroup;
 #[doc(hidden)]

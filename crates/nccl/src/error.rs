@@ -5,8 +5,8 @@
 pub enum NcclError {
     /// The library cannot be loaded.
     #[error(
-        "NCCL cannot be loaded: {0}; install it (Debian and Ubuntu: libnccl2; PyPI: nvidia-nccl-cu12 or -cu13) and add the \
-         folder of libnccl.so.2 to LD_LIBRARY_PATH"
+        "NCCL cannot be loaded: {0}; install it (Debian and Ubuntu: libnccl2; PyPI: nvidia-nccl-cu12 or -cu13) and add \
+         the folder of libnccl.so.2 to LD_LIBRARY_PATH"
     )]
     Missing(String),
     /// The library lacks a function.

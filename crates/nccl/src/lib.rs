@@ -18,8 +18,8 @@
 //! * If a GPU belongs to several communicators, all ranks queue their calls in one order, across communicators.
 //! * If a call fails on one rank, the check fails on all others.
 //!
-//! Sums have an order that NCCL chooses by the number of ranks, their connections and the size. It is the same each time
-//! on the same machines. Each step rounds to the element type.
+//! Sums have an order that NCCL chooses by the number of ranks, their connections and the size. It is the same each
+//! time on the same machines. Each step rounds to the element type.
 
 mod communicator;
 mod error;
