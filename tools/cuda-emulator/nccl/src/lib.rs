@@ -2,7 +2,7 @@
 //!
 //! It uses the driver's public functions alone, as a library for real cards could. A launch puts two things into each
 //! stream that it is given: a host function that says that the stream has come so far, and a wait for a word in pinned
-//! memory. A thread, the [`proxy`], moves the bytes when all ranks have come so far, and then writes the word.
+//! memory. A thread, the proxy, moves the bytes when all ranks have come so far, and then writes the word.
 //!
 //! ```text
 //! stream of rank 0    kernels | arrived, wait for the word ........... | kernels
