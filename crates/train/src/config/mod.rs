@@ -65,7 +65,7 @@ pub struct Config {
     pub optim: OptimConfig,
     /// How the run is spread over ranks.
     pub parallel: ParallelConfig,
-    /// How long ranks wait for each other.
+    /// How ranks exchange tensors, and how long they wait for each other.
     pub comm: CommConfig,
     /// When checkpoints are saved.
     pub checkpoint: CheckpointConfig,
