@@ -4,8 +4,8 @@
 #   bash scripts/emulated-cuda.sh COMMAND [ARGUMENT...]
 #   KILN_EMULATED_ARCH=sm_90a bash scripts/emulated-cuda.sh cargo run --release --features cuda -- ...
 #
-# Builds the driver, tools/cuda-emulator, which replaces libcuda.so.1; its README lists the settings. The first run also
-# downloads NVRTC, CUDA's headers, libdevice and ptxas from PyPI, about 350 MB. Everything stays in
+# Builds the driver and NCCL of tools/cuda-emulator, which replace libcuda.so.1 and libnccl.so.2; its README lists the
+# settings. The first run also downloads NVRTC, CUDA's headers, libdevice and ptxas from PyPI, about 350 MB. Everything stays in
 # ${XDG_DATA_HOME:-$HOME/.local/share}/kiln-emulated-cuda.
 #
 # The command sees LD_LIBRARY_PATH, CUDA_PATH and CUDA_HOME, and runs in the current folder. KILN_EMULATED_PTXAS=1 uses
@@ -62,16 +62,21 @@ install_toolkit() {
 }
 
 # A running program keeps its library: the new one takes over the name in one step.
-install_driver() {
+install_library() {
+    cmp --quiet "$1" "$home/lib/$2" && return
+    cp "$1" "$home/lib/$2.$$"
+    mv "$home/lib/$2.$$" "$home/lib/$2"
+}
+
+# NCCL gets no link `libnccl.so`: CubeCL looks for that name alone, and would move tensors by its own use of NCCL.
+install_libraries() {
     local target
     target=$(cd "$repository" && cargo metadata --locked --offline --no-deps --format-version=1 2>/dev/null |
         python3 -c 'import json, sys; print(json.load(sys.stdin)["target_directory"])') || target=$repository/target
-    (cd "$repository" && cargo build --locked --quiet --release --package cuda-driver)
+    (cd "$repository" && cargo build --locked --quiet --release --package cuda-driver --package emulated-nccl)
     mkdir -p "$home/lib"
-    if ! cmp --quiet "$target/release/libemulated_cuda.so" "$home/lib/libcuda.so.1"; then
-        cp "$target/release/libemulated_cuda.so" "$home/lib/libcuda.so.1.$$"
-        mv "$home/lib/libcuda.so.1.$$" "$home/lib/libcuda.so.1"
-    fi
+    install_library "$target/release/libemulated_cuda.so" libcuda.so.1
+    install_library "$target/release/libemulated_nccl.so" libnccl.so.2
     ln -sf libcuda.so.1 "$home/lib/libcuda.so"
 }
 
@@ -83,7 +88,7 @@ case ${1:-} in
 esac
 [[ $# -gt 0 ]] || fail "no command is given: bash scripts/emulated-cuda.sh COMMAND [ARGUMENT...]"
 install_toolkit
-install_driver
+install_libraries
 export CUDA_PATH=$home/toolkit CUDA_HOME=$home/toolkit
 export LD_LIBRARY_PATH=$home/lib:$home/toolkit/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 # CubeCL caches measurements by the kind of card. Those of emulated cards must not be used for real ones.

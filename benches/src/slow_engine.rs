@@ -1,7 +1,7 @@
 //! An engine that simulates a slow network.
 
 use burn::tensor::Device;
-use comm::{CommError, Cost, Engine, Metered, Payload, Signature};
+use comm::{Collective, CommError, Cost, Engine, Metered, Payload, Signature};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -57,6 +57,10 @@ impl Engine for SlowEngine {
 
     fn agree(&self, signature: &Signature) -> Result<Cost, CommError> {
         self.engine.agree(signature)
+    }
+
+    fn check(&self, collective: Collective) -> Result<(), CommError> {
+        self.engine.check(collective)
     }
 
     fn send(&self, payload: Payload, to: usize) -> Result<(), CommError> {

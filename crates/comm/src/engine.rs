@@ -75,6 +75,12 @@ pub trait Engine: Send + Sync {
     /// this group calls it, each with its own new group; the new groups are disjoint.
     fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError>;
 
+    /// Returns an error if this rank knows that a rank of the world has failed. It waits for no rank. `collective` is
+    /// the call in which it asks.
+    fn check(&self, _collective: Collective) -> Result<(), CommError> {
+        Ok(())
+    }
+
     /// Tells the other ranks that this one has failed; their current and future calls return an error with `reason`.
     fn abort(&self, reason: &str);
 }

@@ -22,7 +22,8 @@
 //! Four properties hold for every engine:
 //! * Sums run in rank order, so a result is bitwise the same every time, for threads and processes. On several machines
 //!   with the same number of ranks, they run in rank order within each machine and then from machine to machine
-//!   ([`HierarchicalEngine`]). 16-bit floats are added in f32 and rounded once.
+//!   ([`HierarchicalEngine`]). 16-bit floats are added in f32 and rounded once. Only NCCL, with the feature `nccl`, has
+//!   an order of its own, which is the same every time on the same machines.
 //! * Every rank calls the same collectives in the same order. If shapes, dtypes or collectives disagree, every rank
 //!   gets an error that names both sides.
 //! * No wait lasts forever. If a rank fails, leaves or is late, the others get a [`CommError`] that names it, even if
@@ -75,6 +76,8 @@ mod mesh;
 mod meter;
 #[cfg(feature = "mpi")]
 mod mpi;
+#[cfg(feature = "nccl")]
+mod nccl;
 pub mod ops;
 mod payload;
 mod rank_group;
@@ -102,6 +105,8 @@ pub use mesh::{Axis, Mesh, MeshShape};
 pub use meter::{Cost, Traffic, TrafficTable};
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiEngine, MpiWorld};
+#[cfg(feature = "nccl")]
+pub use nccl::NcclEngine;
 pub use payload::{Kind, Payload, Reduce};
 pub use rank_group::RankGroup;
 #[doc(hidden)]

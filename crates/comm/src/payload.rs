@@ -162,13 +162,18 @@ impl Payload {
         each_kind!(self.clone(), tensor => tensor.to_device(device))
     }
 
+    /// Allocates uninitialized elements.
+    pub(crate) fn empty(dtype: DType, len: usize, device: &Device) -> Self {
+        if dtype.is_float() {
+            Self::Float(Tensor::empty([len], (device, dtype)))
+        } else {
+            Self::Int(Tensor::empty([len], (device, dtype)))
+        }
+    }
+
     /// Allocates uninitialized elements of the same dtype.
     pub(crate) fn empty_on(&self, device: &Device, len: usize) -> Self {
-        let dtype = self.dtype();
-        match self {
-            Self::Float(_) => Self::Float(Tensor::empty([len], (device, dtype))),
-            Self::Int(_) => Self::Int(Tensor::empty([len], (device, dtype))),
-        }
+        Self::empty(self.dtype(), len, device)
     }
 
     pub(crate) fn zeros_like(&self, len: usize) -> Self {

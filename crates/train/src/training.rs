@@ -8,7 +8,7 @@ use crate::format::{count, human_count};
 use crate::host::attempt;
 use crate::host::device::Devices;
 use crate::host::faults::Faults;
-use crate::host::launch::Launch;
+use crate::host::launch::{Launch, engine};
 use crate::overview;
 use crate::plan::memory_check::{self, Estimate, Watched};
 use crate::plan::units;
@@ -163,6 +163,7 @@ pub(crate) fn train_launched(
     attempt::begin(&job.stop);
     let watch = job.flights.watch(job.config.comm.timeouts().call, launch.has_rank_0());
     let outcomes = launch.run_ranks(devices, job.config.comm.timeouts(), move |comm| {
+        let comm = engine(comm, &of_ranks.config.comm)?;
         // Runs inside a dedicated thread pool: from outside, every operation would hand its work to the pool's threads
         // and sleep meanwhile.
         let counter: &'static AtomicIsize = Box::leak(Box::default()); // leaked because its threads may outlive the run

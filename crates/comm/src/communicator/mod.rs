@@ -61,6 +61,16 @@ impl Communicator {
         Self { world_rank: rank, engine, axes: WORLD.into(), meter: Meter::default(), group, flight }
     }
 
+    /// Returns the same group, whose tensors on the GPU move by NCCL ([`NcclEngine`](crate::NcclEngine)). Every rank
+    /// calls it, before the group is split.
+    ///
+    /// # Errors
+    /// NCCL cannot be loaded, or this rank's device is not a CUDA GPU.
+    #[cfg(feature = "nccl")]
+    pub fn by_nccl(self, timeouts: impl Into<crate::Timeouts>) -> Result<Self, CommError> {
+        Ok(Self { engine: crate::NcclEngine::over(self.engine.clone(), timeouts)?, ..self })
+    }
+
     /// Returns the same group, metered under these axes together with all groups split off from it.
     pub(crate) fn along(self, axes: &str) -> Self {
         Self { axes: axes.into(), ..self }

@@ -202,7 +202,7 @@ impl Engine for HierarchicalEngine {
     }
 
     fn all_reduce(&self, signature: &Signature, tensor: Payload, how: Reduce) -> Metered<Payload> {
-        let (dtype, step) = (tensor.dtype(), combination(signature.collective));
+        let (dtype, step) = (tensor.dtype(), combination(Collective::AllReduce(how)));
         let wide = if step == Reduce::Sum { tensor.widened() } else { tensor };
         self.agreed(signature, |levels| {
             let signature = Signature { dtype: Some(wide.dtype()), ..signature.clone() };
@@ -233,12 +233,16 @@ impl Engine for HierarchicalEngine {
         self.flat.split(members).map(|flat| Self::saving(flat, self.fewest_saved))
     }
 
+    fn check(&self, collective: Collective) -> Result<(), CommError> {
+        self.flat.check(collective)
+    }
+
     fn abort(&self, reason: &str) {
         self.flat.abort(reason);
     }
 }
 
 /// Returns how the steps of a call combine tensors: a mean is a sum until the end.
-fn combination(collective: Collective) -> Reduce {
+pub(crate) fn combination(collective: Collective) -> Reduce {
     if collective == Collective::AllReduce(Reduce::Max) { Reduce::Max } else { Reduce::Sum }
 }

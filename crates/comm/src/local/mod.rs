@@ -21,7 +21,7 @@
 //! them.
 
 #[cfg_attr(not(feature = "cuda"), path = "no_cards.rs")]
-mod cards;
+pub(crate) mod cards;
 mod group;
 mod parcel;
 mod same;
@@ -351,6 +351,10 @@ impl Engine for LocalEngine {
         let id = self.group.id.iter().copied().chain([split]).collect();
         let in_world = || members.iter().map(|rank| self.group.members[*rank]).collect();
         Ok(Arc::new(Self::new(rank, self.world_rank(), self.device.clone(), id, in_world, self.world.clone())))
+    }
+
+    fn check(&self, collective: Collective) -> Result<(), CommError> {
+        self.check_failure(&self.group.lock(), collective)
     }
 
     fn abort(&self, reason: &str) {

@@ -299,6 +299,10 @@ impl Engine for MpiEngine {
         Ok(Arc::new(Self::new(group, members, self.device.clone(), self.timeouts, self.world.clone())))
     }
 
+    fn check(&self, collective: Collective) -> Result<(), CommError> {
+        self.check_failure(collective)
+    }
+
     fn abort(&self, reason: &str) {
         self.world.fail(self.world.rank, format!("failed: {reason}"));
     }

@@ -65,7 +65,7 @@ pub struct Config {
     pub optim: OptimConfig,
     /// How the run is spread over ranks.
     pub parallel: ParallelConfig,
-    /// How long ranks wait for each other.
+    /// How ranks exchange tensors, and how long they wait for each other.
     pub comm: CommConfig,
     /// When checkpoints are saved.
     pub checkpoint: CheckpointConfig,
@@ -200,7 +200,8 @@ impl Default for OptimConfig {
     }
 }
 
-/// How long ranks wait for each other. A rank that is late ends the run with an error that names it.
+/// How ranks exchange tensors, and how long they wait for each other. A rank that is late ends the run with an error that
+/// names it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CommConfig {
@@ -209,11 +210,14 @@ pub struct CommConfig {
     /// Timeout until all ranks have met for the first time, in seconds, if longer than `timeout_seconds`: one process
     /// may have data to prepare while the others wait.
     pub init_timeout_seconds: u64,
+    /// Whether tensors between CUDA GPUs move by NCCL, with one rank on each GPU; needs a build with `--features nccl`.
+    /// Otherwise they move by copies between the GPUs of a process, and between processes by MPI.
+    pub nccl: bool,
 }
 
 impl Default for CommConfig {
     fn default() -> Self {
-        Self { timeout_seconds: comm::TIMEOUT.as_secs(), init_timeout_seconds: 1800 }
+        Self { timeout_seconds: comm::TIMEOUT.as_secs(), init_timeout_seconds: 1800, nccl: false }
     }
 }
 

@@ -1,5 +1,6 @@
 //! How a run's ranks are started: as threads of this process, or as processes started by `mpirun`.
 
+use crate::config::CommConfig;
 use crate::error::TrainError;
 use crate::host::attempt::{self, Cause};
 use crate::host::device::Devices;
@@ -115,6 +116,19 @@ impl Launch {
         say(if names_a_rank { String::new() } else { format!("rank {}: ", world.rank()) });
         world.abort_process(1)
     }
+}
+
+/// Returns the communicator of a rank, with the engine that the configuration asks for.
+pub(crate) fn engine(comm: Communicator, config: &CommConfig) -> Result<Communicator, TrainError> {
+    if !config.nccl {
+        return Ok(comm);
+    }
+    #[cfg(feature = "nccl")]
+    return Ok(comm.by_nccl(config.timeouts()).map_err(fsdp::FsdpError::from)?);
+    #[cfg(not(feature = "nccl"))]
+    Err(TrainError::Config(
+        "comm.nccl is true, and this build has no NCCL: build with `--features nccl`, or set comm.nccl=false".into(),
+    ))
 }
 
 /// The launcher that started this process as one of several.

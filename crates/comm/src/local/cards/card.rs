@@ -32,6 +32,12 @@ impl Card {
         cards.get_or_insert_default().entry(number).or_insert_with(|| Box::leak(Box::new(Self::open(number))))
     }
 
+    /// Returns its number.
+    #[cfg(feature = "nccl")]
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
     fn open(number: usize) -> Self {
         let opened = result::device::get(number as i32).and_then(|device| {
             // SAFETY: the device exists. CubeCL uses its primary context as well, and this reference is never released.

@@ -25,7 +25,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A tensor's memory on a GPU. While this lives, the memory stays in place and nobody writes to it.
-struct Memory {
+pub(crate) struct Memory {
     card: &'static Card,
     address: u64,
     bytes: usize,
@@ -35,7 +35,7 @@ struct Memory {
 impl Memory {
     /// Returns the memory of a tensor, or `None` if it is not on a GPU. The tensor's kernels are in the GPU's queue
     /// afterwards.
-    fn of(payload: &Payload) -> Option<Self> {
+    pub fn of(payload: &Payload) -> Option<Self> {
         let bytes = payload.bytes();
         let (number, tensor) = on_card(payload)?;
         let tensor = kernel::into_contiguous(tensor);
@@ -45,6 +45,24 @@ impl Memory {
         assert!(resource.size as usize >= bytes, "a tensor of {bytes} bytes has {} of memory", resource.size);
         let address = resource.ptr;
         Some(Self { card: Card::get(number), address, bytes, held: Mutex::new(Box::new((tensor, held))) })
+    }
+
+    /// Returns the number of its GPU.
+    #[cfg(feature = "nccl")]
+    pub fn number(&self) -> usize {
+        self.card.number()
+    }
+
+    /// Returns its address on the GPU.
+    #[cfg(feature = "nccl")]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Returns the size of the tensor in bytes.
+    #[cfg(feature = "nccl")]
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 }
 

@@ -1,0 +1,118 @@
+//! What the ranks of a call tell each other on the host before NCCL gets the call.
+
+use super::{NcclEngine, Turn, element};
+use crate::{Collective, CommError, Cost, Engine, Payload, Reduce, Signature};
+use ::nccl::UniqueId;
+use burn::tensor::{DType, Device, TensorData};
+
+/// A call on which all ranks have agreed.
+pub struct Met {
+    /// This rank's part in the order of calls, with the call's number.
+    pub turn: Turn,
+    /// What the agreement costs, with that before the call is queued.
+    pub cost: Cost,
+}
+
+/// The length and the dtype of a part.
+pub type Part = (usize, DType);
+
+/// What a rank says if NCCL cannot move its tensors, and if it can.
+const BY_HOST: i64 = 1;
+const BY_NCCL: i64 = 0;
+
+/// The dtypes that NCCL moves, by their number in a row.
+const DTYPES: [DType; 11] = [
+    DType::F64,
+    DType::F32,
+    DType::Flex32,
+    DType::F16,
+    DType::BF16,
+    DType::I64,
+    DType::I32,
+    DType::I8,
+    DType::U64,
+    DType::U32,
+    DType::U8,
+];
+
+fn by(payload: &Payload) -> i64 {
+    if payload.is_on_cpu() || element(payload.dtype()).is_none() { BY_HOST } else { BY_NCCL }
+}
+
+impl NcclEngine {
+    /// Agrees on a call to which every rank gives one tensor. Returns `None` if the engine below has to make the call.
+    pub(super) fn meet(&self, signature: &Signature, payload: &Payload) -> Result<Option<Met>, CommError> {
+        let turn = self.turns.enter(self.group);
+        let len = payload.len() as i64;
+        let (most, cost) = self.greatest(signature, vec![turn.proposal, by(payload), len, -len])?;
+        if most[2] != -most[3] {
+            let reason = format!("{signature}: ranks give from {} to {} elements", -most[3], most[2]);
+            return Err(CommError::Engine(reason));
+        }
+        turn.agree(most[0]);
+        Ok((most[1] == BY_NCCL).then_some(Met { turn, cost: cost + cost }))
+    }
+
+    /// Agrees on an exchange, and returns what each rank sends to this one.
+    pub(super) fn meet_parts(
+        &self,
+        signature: &Signature,
+        parts: &[Option<Payload>],
+    ) -> Result<Option<(Met, Vec<Option<Part>>)>, CommError> {
+        let (n, turn) = (self.world_size(), self.turns.enter(self.group));
+        let way = parts.iter().flatten().map(by).max().unwrap_or(BY_NCCL);
+        let (most, cost) = self.greatest(signature, vec![turn.proposal, way])?;
+        if most[1] != BY_NCCL {
+            return Ok(None);
+        }
+        turn.agree(most[0]);
+        // Length and dtype of each part: sender by sender, receiver by receiver.
+        let mut rows = vec![-1; 2 * n * n];
+        for (to, part) in parts.iter().enumerate() {
+            if let Some(part) = part {
+                let dtype = DTYPES.iter().position(|dtype| *dtype == part.dtype());
+                let at = 2 * (self.rank() * n + to);
+                (rows[at], rows[at + 1]) = (part.len() as i64, dtype.map_or(-1, |number| number as i64));
+            }
+        }
+        let (rows, more) = self.greatest(signature, rows)?;
+        let coming = (0..n).map(|from| {
+            let at = 2 * (from * n + self.rank());
+            let dtype = DTYPES.get(usize::try_from(rows[at + 1]).ok()?)?;
+            Some((usize::try_from(rows[at]).ok()?, *dtype))
+        });
+        Ok(Some((Met { turn, cost: cost + more + cost }, coming.collect())))
+    }
+
+    /// Returns when the turn of a call has come on all ranks.
+    pub(super) fn meet_again(&self, collective: Collective) -> Result<(), CommError> {
+        self.greatest(&Signature { collective, len: None, dtype: None }, vec![0]).map(drop)
+    }
+
+    /// Gives rank 0's identifier to all ranks.
+    pub(super) fn share(&self, collective: Collective, id: Result<UniqueId, CommError>) -> Result<UniqueId, CommError> {
+        let signature = Signature { collective, len: None, dtype: None };
+        let mut bytes: Vec<i64> = match &id {
+            Ok(id) => id.0.iter().map(|byte| i64::from(*byte)).collect(),
+            Err(_) => vec![0; 128],
+        };
+        bytes.push(i64::from(id.is_err()));
+        let (shared, _) = self.greatest(&signature, bytes)?;
+        id?;
+        if shared[128] != 0 {
+            return Err(CommError::Engine("rank 0 of a group cannot use NCCL".into()));
+        }
+        let mut id = UniqueId([0; 128]);
+        id.0.iter_mut().zip(shared).for_each(|(byte, shared)| *byte = shared as u8);
+        Ok(id)
+    }
+
+    /// Returns the greatest of the ranks' numbers, place by place, by the engine below.
+    fn greatest(&self, signature: &Signature, mine: Vec<i64>) -> Result<(Vec<i64>, Cost), CommError> {
+        let len = mine.len();
+        let mine = Payload::from_data(TensorData::new(mine, [len]), &Device::flex());
+        let (most, cost) = self.host.all_reduce(signature, mine, Reduce::Max)?;
+        let control = Cost { control: cost.control.max(self.world_size() - 1), ..Cost::default() };
+        Ok((most.into_data().iter::<i64>().collect(), control))
+    }
+}

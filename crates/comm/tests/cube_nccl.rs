@@ -1,0 +1,150 @@
+//! Collectives by NCCL between CUDA GPUs, one rank on each, with `KILN_KERNEL_DEVICE=cuda`. Values are whole numbers
+//! that all dtypes add exactly, so the order of sums does not matter, and results have the bits of those on the CPU.
+#![cfg(feature = "nccl")]
+
+mod common;
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use comm::{CommError, Communicator, Reduce, run_ranks};
+use common::*;
+use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The GPUs, set up as for training: with one CubeCL stream each. None without `KILN_KERNEL_DEVICE=cuda`.
+static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
+    let mut config = CubeClRuntimeConfig::default().override_from_env();
+    config.streaming.max_streams = 1;
+    CubeClRuntimeConfig::try_set(config);
+    match std::env::var("KILN_KERNEL_DEVICE").as_deref() {
+        Ok("cuda") => Device::enumerate(burn::tensor::DeviceType::Cuda).into_iter().collect(),
+        _ => vec![],
+    }
+});
+
+/// The GPUs of three ranks. One test at a time uses them: nothing orders the calls of two worlds.
+fn devices() -> Option<(Vec<Device>, MutexGuard<'static, ()>)> {
+    static GPUS: Mutex<()> = Mutex::new(());
+    if DEVICES.len() < 3 {
+        eprintln!("skipped, since there are {} CUDA GPUs: collectives between three by NCCL", DEVICES.len());
+    }
+    Some((DEVICES.get(0..3)?.to_vec(), GPUS.lock().unwrap_or_else(PoisonError::into_inner)))
+}
+
+fn floats(comm: &Communicator, dtype: DType, len: usize) -> Tensor<1> {
+    let value = |i| noise((comm.rank() * 100_000 + i) as u64, 33) as f32 - 16.0;
+    let data = TensorData::new((0..len).map(value).collect::<Vec<_>>(), [len]);
+    Tensor::from_data(data.convert_dtype(dtype), (comm.device(), dtype))
+}
+
+fn ints(comm: &Communicator, len: usize) -> Tensor<1, Int> {
+    let data = TensorData::new((0..len).map(|i| (comm.rank() * 1000 + i) as i32).collect::<Vec<_>>(), [len]);
+    Tensor::from_data(data, (comm.device(), DType::I32))
+}
+
+fn values(data: TensorData) -> Vec<f64> {
+    data.iter::<f64>().collect()
+}
+
+/// Returns each collective's result on a rank.
+fn everything(comm: &Communicator, dtype: DType, len: usize) -> Vec<(&'static str, Vec<f64>)> {
+    let (me, n) = (comm.rank(), comm.world_size());
+    let mine = || floats(comm, dtype, len);
+    let many = || floats(comm, dtype, n * len);
+    let (next, previous, root) = ((me + 1) % n, (me + n - 1) % n, n / 2);
+    // Some parts are empty.
+    let counts: Vec<_> = (0..n).map(|to| (me + 2 * to) % n * (len / 20)).collect();
+    let rows = || floats(comm, dtype, counts.iter().sum());
+    let onto = floats(comm, if dtype == DType::F64 { dtype } else { DType::F32 }, len);
+    comm.send(mine(), next).unwrap();
+    let pair = comm.split(me % 2).unwrap();
+    let mut found = vec![
+        ("all_gather", comm.all_gather(mine()).unwrap()),
+        ("all_gather of nothing", comm.all_gather(mine().slice(0..0)).unwrap()),
+        ("reduce_scatter", comm.reduce_scatter(many()).unwrap()),
+        ("reduce_scatter_onto", comm.reduce_scatter_onto(many(), Some(onto)).unwrap()),
+        ("all_reduce", comm.all_reduce(mine(), Reduce::Sum).unwrap()),
+        ("all_reduce, few", comm.all_reduce(mine().slice(0..3), Reduce::Sum).unwrap()),
+        ("all_reduce, max", comm.all_reduce(mine(), Reduce::Max).unwrap()),
+        ("broadcast", comm.broadcast(mine(), root).unwrap()),
+        (
+            "scatter",
+            comm.scatter((me == root).then(|| (0..n).map(|to| many().slice(to..to + len)).collect()), root).unwrap(),
+        ),
+        ("all_to_all", comm.all_to_all(rows(), &counts).unwrap().0),
+        ("recv", comm.recv(previous).unwrap()),
+        ("all_gather of a part of the ranks", pair.all_gather(mine()).unwrap()),
+    ];
+    found.extend(comm.gather(rows(), root).unwrap().into_iter().map(|part| ("gather", part)));
+    let numbers = comm.all_reduce_numbers(&[me as f64, 0.5], Reduce::Mean).unwrap();
+    let ints = [
+        ("all_gather of integers", comm.all_gather(ints(comm, len)).unwrap()),
+        ("all_reduce of integers", comm.all_reduce(ints(comm, len), Reduce::Sum).unwrap()),
+    ];
+    let floats = found.into_iter().map(|(name, tensor)| (name, values(tensor.into_data())));
+    let ints = ints.into_iter().map(|(name, tensor)| (name, values(tensor.into_data())));
+    floats.chain(ints).chain([("all_reduce_numbers", numbers)]).collect()
+}
+
+#[test]
+fn every_collective_by_nccl_gives_what_threads_give_on_the_cpu() {
+    let Some((devices, _alone)) = devices() else { return };
+    for (dtype, len) in [(DType::F32, 60), (DType::F32, 9001), (DType::BF16, 60), (DType::F16, 60)] {
+        let expected = on_ranks(devices.len(), |comm| everything(comm, dtype, len));
+        let found = on(devices.clone(), |comm| everything(&comm.clone().by_nccl(comm::TIMEOUT).unwrap(), dtype, len));
+        for (rank, (found, expected)) in found.into_iter().zip(expected).enumerate() {
+            assert_eq!(found.len(), expected.len());
+            for ((name, found), (_, expected)) in found.into_iter().zip(expected) {
+                assert!(found == expected, "{name} of {len} {dtype:?} on rank {rank}");
+            }
+        }
+    }
+}
+
+/// As a training does that gathers parameters and reduces gradients while it computes. Without an order of their own,
+/// calls of two communicators would wait for each other.
+#[test]
+fn threads_of_a_rank_use_their_own_groups_at_once() {
+    let Some((devices, _alone)) = devices() else { return };
+    const CALLS: usize = 12;
+    let n = devices.len();
+    on(devices, |comm| {
+        let comm = comm.clone().by_nccl(comm::TIMEOUT).unwrap();
+        let groups: Vec<_> = (0..2).map(|_| comm.split(0).unwrap()).collect();
+        thread::scope(|scope| {
+            for (number, group) in groups.iter().enumerate() {
+                scope.spawn(move || {
+                    for call in 0..CALLS {
+                        let mine = Tensor::<1>::full([50], (call + number) as f32, group.device());
+                        let sum = group.all_reduce(mine, Reduce::Sum).unwrap();
+                        assert_eq!(values(sum.into_data()), vec![(n * (call + number)) as f64; 50]);
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn ranks_that_disagree_fail_or_are_late_end_the_others_calls() {
+    let Some((devices, _alone)) = devices() else { return };
+    let start = Instant::now();
+    let run = |work: fn(&Communicator) -> Result<(), CommError>| {
+        run_ranks(devices.clone(), Duration::from_secs(20), move |comm| {
+            let comm = comm.by_nccl(Duration::from_secs(20))?;
+            comm.all_gather(floats(&comm, DType::F32, 5))?;
+            work(&comm)
+        })
+        .unwrap_err()
+        .to_string()
+    };
+    let other_lengths = run(|comm| comm.all_gather(floats(comm, DType::F32, 5 + comm.rank())).map(drop));
+    assert!(other_lengths.contains("ranks disagree"), "{other_lengths}");
+    let failed = run(|comm| match comm.rank() {
+        1 => Err(CommError::Engine("on purpose".into())),
+        _ => comm.all_gather(floats(comm, DType::F32, 5)).map(drop),
+    });
+    assert!(failed.contains("on purpose"), "{failed}");
+    assert!(start.elapsed() < Duration::from_secs(20), "nobody has waited for the timeout");
+}
