@@ -93,8 +93,9 @@ impl Saver {
     }
 
     /// Also uploads each complete checkpoint, and removes none before it is uploaded.
-    pub fn with_uploads(self, uploads: Option<Arc<Uploads>>) -> Self {
-        Self { uploads, ..self }
+    pub fn with_uploads(mut self, uploads: Option<Arc<Uploads>>) -> Self {
+        self.uploads = uploads;
+        self
     }
 
     /// Starts a checkpoint; `index` holds what is known of the run.
