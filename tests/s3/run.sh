@@ -29,7 +29,8 @@ trap '[[ -z $server ]] || kill "$server" 2>/dev/null || true; rm -rf "$out"' EXI
 port=$($python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 export AWS_ENDPOINT_URL=http://127.0.0.1:$port AWS_ACCESS_KEY_ID=kiln AWS_SECRET_ACCESS_KEY=secret AWS_REGION=us-east-1
 steps=24
-run=(--model gpt2 --steps $steps --gpus 2 --set train.sample_tokens=0 --set train.val_batches=1 --set checkpoint.every=4)
+tiny=(--batch-size 4 --seq-len 32 --set model.n_layer=1 --set model.n_embd=32 --set model.n_head=2)
+run=(--model gpt2 --steps $steps --gpus 2 "${tiny[@]}" --set train.sample_tokens=0 --set train.val_batches=1 --set checkpoint.every=4)
 
 fail() {
     printf 'FAILED: %s\n' "$*" >&2
@@ -67,7 +68,7 @@ says() {
 
 # losses FOLDER FIRST: losses and gradient norms from the step FIRST on.
 losses() {
-    grep -oE '^\{"step":[0-9]+,"loss":[^,]*,"grad_norm":[^,]*' "$1/metrics.jsonl" | awk -F'[:,]' -v first="$2" '$2 >= first'
+    grep -oE '^\{"step":[0-9]+,"loss":[^,]*,"lr":[^,]*,"aux_loss":[^,]*,"grad_norm":[^,]*' "$1/metrics.jsonl" | awk -F'[:,]' -v first="$2" '$2 >= first'
 }
 
 # same_losses FOLDER FIRST
@@ -78,7 +79,7 @@ same_losses() {
 
 a_lost_folder() {
     local url=s3://kiln/runs/lost log=$out/lost.log
-    ! KILN_FAULTS="error:step=11" timeout 120 "$train" "${run[@]}" --out "$out/lost" --set checkpoint.upload=$url >"$log" 2>&1 ||
+    ! KILN_FAULTS="slow:step=9,ms=700; error:step=11" timeout 120 "$train" "${run[@]}" --out "$out/lost" --set checkpoint.upload=$url >"$log" 2>&1 ||
         fail "the fault does not end the run"
     says "$log" "uploaded $url/checkpoints/step-8"
     rm -rf "$out/lost"
@@ -99,10 +100,10 @@ a_lost_folder() {
 
 a_killed_server() {
     local url=s3://kiln/runs/killed log=$out/killed.log job
-    KILN_FAULTS="slow:step=6,ms=400" timeout 120 "$train" "${run[@]}" --out "$out/killed" --set checkpoint.upload=$url >"$log" 2>&1 &
+    KILN_FAULTS="slow:step=6,ms=300" timeout 120 "$train" "${run[@]}" --out "$out/killed" --set checkpoint.upload=$url >"$log" 2>&1 &
     job=$!
     for _ in {1..300}; do
-        ! grep -qF "uploaded $url/checkpoints/step-4" "$log" || break
+        ! grep -qsF "uploaded $url/checkpoints/step-4" "$log" || break
         sleep 0.1
     done
     stop_server
