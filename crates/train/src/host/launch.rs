@@ -131,6 +131,11 @@ pub(crate) fn engine(comm: Communicator, config: &CommConfig) -> Result<Communic
     ))
 }
 
+/// Whether a launcher started this process as one of several.
+pub(crate) fn is_one_of_several() -> bool {
+    started_by(&|name| env::var(name).ok()).is_some()
+}
+
 /// The launcher that started this process as one of several.
 struct StartedBy {
     launcher: &'static str,

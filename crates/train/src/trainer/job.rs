@@ -7,6 +7,7 @@ use crate::plan::memory_check::Watched;
 use crate::reporting::progress::Progress;
 use crate::run::flight::Flights;
 use crate::run::folder::RunFolder;
+use crate::run::remote::upload::Uploads;
 use crate::run::resume::Resume;
 use crate::run::survivors::Survivors;
 use crate::trainer::validation::ValidationSet;
@@ -33,6 +34,8 @@ pub(crate) struct Job {
     pub folder: Option<RunFolder>,
     /// What the run resumes from.
     pub resume: Option<Resume>,
+    /// Copies checkpoints to a store, in rank 0's process.
+    pub uploads: Option<Arc<Uploads>>,
     pub progress: Progress,
     /// The flight recorders of this process's ranks.
     pub flights: Arc<Flights>,

@@ -1,0 +1,275 @@
+//! The objects of a place, by the crate `object_store`.
+
+use crate::StoreError;
+use crate::url::{Place, Scheme, parse};
+use futures_util::stream::{self, FuturesUnordered, StreamExt, TryStreamExt};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::local::LocalFileSystem;
+use object_store::path::Path as Key;
+use object_store::{BackoffConfig, ClientConfigKey, Error, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig};
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+
+/// Bytes of a part of a large file. S3 takes at most 10,000 parts, of at least 5 MiB.
+const PART: u64 = 16 << 20;
+const MAX_PARTS: u64 = 9_000;
+/// Parts of a file under way at once.
+const PARTS_AT_ONCE: usize = 8;
+/// Small requests under way at once.
+const REQUESTS_AT_ONCE: usize = 16;
+/// Time for one request, with a part of a file.
+const REQUEST: Duration = Duration::from_secs(120);
+/// Time in which a request is repeated.
+const REPEATED: Duration = Duration::from_secs(10);
+const REPEATS: usize = 2;
+
+/// The objects of a place, whose names are relative to it.
+pub(crate) struct Objects {
+    url: String,
+    scheme: Scheme,
+    store: Arc<dyn ObjectStore>,
+    prefix: Key,
+    runtime: Runtime,
+}
+
+impl Objects {
+    pub fn open(url: &str) -> Result<Self, StoreError> {
+        let place = parse(url)?;
+        let wrong = |problem: String| StoreError::Url { url: url.into(), problem };
+        let prefix = Key::parse(place.prefix).map_err(|error| wrong(error.to_string()))?;
+        let store = connect(place).map_err(|error| failed("open", url.into(), place.scheme, &error))?;
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime without threads starts");
+        Ok(Self { url: url.trim_end_matches('/').into(), scheme: place.scheme, store, prefix, runtime })
+    }
+
+    /// Writes an object.
+    pub fn put(&self, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        let payload = PutPayload::from(bytes.to_vec());
+        let put = self.run(async { self.store.put(&self.key(name), payload).await });
+        put.map(drop).map_err(|error| self.failed("write", name, &error))
+    }
+
+    /// Writes a file as an object, and adds its bytes to `sent` as they arrive.
+    pub fn put_file(&self, name: &str, path: &Path, sent: &AtomicU64) -> Result<(), StoreError> {
+        let len = fs::metadata(path).map_err(StoreError::read(path))?.len();
+        if len <= PART {
+            self.put(name, &fs::read(path).map_err(StoreError::read(path))?)?;
+            sent.fetch_add(len, Ordering::Relaxed);
+            return Ok(());
+        }
+        let mut file = File::open(path).map_err(StoreError::read(path))?;
+        self.run(async {
+            let failed = |error| self.failed("write", name, &error);
+            let mut upload = self.store.put_multipart(&self.key(name)).await.map_err(failed)?;
+            let mut put = async || {
+                let (part, mut under_way, mut left) = (part_of(len), FuturesUnordered::new(), len);
+                while left > 0 || !under_way.is_empty() {
+                    if left > 0 && under_way.len() < PARTS_AT_ONCE {
+                        let bytes = left.min(part);
+                        let mut buffer = vec![0; bytes as usize];
+                        file.read_exact(&mut buffer).map_err(StoreError::read(path))?;
+                        let put = upload.put_part(PutPayload::from(buffer));
+                        under_way.push(async move { put.await.map(|()| bytes) });
+                        left -= bytes;
+                        continue;
+                    }
+                    if let Some(done) = under_way.next().await {
+                        sent.fetch_add(done.map_err(failed)?, Ordering::Relaxed);
+                    }
+                }
+                Ok(())
+            };
+            let parts = put().await;
+            let put = match parts {
+                Ok(()) => upload.complete().await.map(drop).map_err(failed),
+                error => error,
+            };
+            if put.is_err() {
+                let _ = upload.abort().await; // parts would cost money
+            }
+            put
+        })
+    }
+
+    /// The bytes of an object, if it is there.
+    pub fn get(&self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let get = self.run(async { self.store.get(&self.key(name)).await?.bytes().await });
+        match get {
+            Ok(bytes) => Ok(Some(bytes.to_vec())),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(self.failed("read", name, &error)),
+        }
+    }
+
+    /// Writes an object to a new file, and adds its bytes to `got` as they arrive. The file is on the disk afterwards.
+    pub fn get_file(&self, name: &str, path: &Path, got: &AtomicU64) -> Result<(), StoreError> {
+        let key = self.key(name);
+        let file = File::create_new(path).map_err(StoreError::write(path))?;
+        let failed = |error| match error {
+            Error::NotFound { .. } => StoreError::Missing { url: self.url_of(name) },
+            error => self.failed("read", name, &error),
+        };
+        self.run(async {
+            let len = self.store.head(&key).await.map_err(failed)?.size;
+            let part = part_of(len);
+            let parts = (0..len.div_ceil(part)).map(|number| number * part..len.min((number + 1) * part));
+            let get = parts.map(|range| {
+                let key = &key;
+                async move { Ok::<_, Error>((range.start, self.store.get_range(key, range).await?)) }
+            });
+            let mut parts = stream::iter(get).buffer_unordered(PARTS_AT_ONCE);
+            while let Some((at, bytes)) = parts.try_next().await.map_err(failed)? {
+                file.write_all_at(&bytes, at).map_err(StoreError::write(path))?;
+                got.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            }
+            file.sync_all().map_err(StoreError::write(path))
+        })
+    }
+
+    /// Names of the folders directly in `under`.
+    pub fn folders(&self, under: &str) -> Result<Vec<String>, StoreError> {
+        let list = self.run(async { self.store.list_with_delimiter(Some(&self.key(under))).await });
+        match list {
+            Ok(list) => Ok(list.common_prefixes.iter().filter_map(|key| Some(key.filename()?.into())).collect()),
+            Err(error) => Err(self.failed("list", under, &error)),
+        }
+    }
+
+    /// Those of the objects that are there.
+    pub fn having(&self, names: Vec<String>) -> Result<Vec<String>, StoreError> {
+        let look = |name: String| async {
+            match self.store.head(&self.key(&name)).await {
+                Ok(_) => Ok(Some(name)),
+                Err(Error::NotFound { .. }) => Ok(None),
+                Err(error) => Err(self.failed("read", &name, &error)),
+            }
+        };
+        let found = self.run(async {
+            stream::iter(names).map(look).buffered(REQUESTS_AT_ONCE).try_collect::<Vec<Option<String>>>().await
+        });
+        Ok(found?.into_iter().flatten().collect())
+    }
+
+    /// Removes an object, if it is there.
+    pub fn remove(&self, name: &str) -> Result<(), StoreError> {
+        match self.run(async { self.store.delete(&self.key(name)).await }) {
+            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(self.failed("remove", name, &error)),
+        }
+    }
+
+    /// Runs a request on a thread of its own, because the caller may be a task of another runtime.
+    fn run<T: Send>(&self, request: impl Future<Output = T> + Send) -> T {
+        thread::scope(|scope| {
+            let request = scope.spawn(|| self.runtime.block_on(request));
+            request.join().expect("a request does not panic")
+        })
+    }
+
+    fn key(&self, name: &str) -> Key {
+        Key::from_iter(self.prefix.parts().chain(Key::from(name).parts()))
+    }
+
+    fn url_of(&self, name: &str) -> String {
+        format!("{}/{name}", self.url)
+    }
+
+    fn failed(&self, what: &'static str, name: &str, error: &Error) -> StoreError {
+        failed(what, self.url_of(name), self.scheme, error)
+    }
+}
+
+/// Bytes of a part of a file of `len` bytes.
+fn part_of(len: u64) -> u64 {
+    PART.max(len.div_ceil(MAX_PARTS))
+}
+
+/// Connects to a store, with credentials from the environment.
+fn connect(place: Place) -> Result<Arc<dyn ObjectStore>, Error> {
+    let Place { scheme, bucket, .. } = place;
+    let backoff = BackoffConfig { init_backoff: Duration::from_millis(200), ..BackoffConfig::default() };
+    let retry = RetryConfig { backoff, max_retries: REPEATS, retry_timeout: REPEATED };
+    let timeout = format!("{} seconds", REQUEST.as_secs());
+    Ok(match scheme {
+        Scheme::S3 => {
+            let timed = AmazonS3ConfigKey::Client(ClientConfigKey::Timeout);
+            let builder = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry);
+            // As other programs do: whoever gives an address without TLS means it.
+            let is_plain = |key| builder.get_config_value(&key).is_some_and(|address| address.starts_with("http://"));
+            let plain = is_plain(AmazonS3ConfigKey::Endpoint) || is_plain(AmazonS3ConfigKey::S3Endpoint);
+            let builder = if plain { builder.with_allow_http(true) } else { builder };
+            Arc::new(builder.with_config(timed, timeout).build()?)
+        }
+        Scheme::Google => {
+            let timed = GoogleConfigKey::Client(ClientConfigKey::Timeout);
+            let builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket).with_retry(retry);
+            Arc::new(builder.with_config(timed, timeout).build()?)
+        }
+        Scheme::Azure => {
+            let timed = AzureConfigKey::Client(ClientConfigKey::Timeout);
+            let builder = MicrosoftAzureBuilder::from_env().with_container_name(bucket).with_retry(retry);
+            Arc::new(builder.with_config(timed, timeout).build()?)
+        }
+        Scheme::Local => Arc::new(LocalFileSystem::new()),
+    })
+}
+
+/// An error with its cause in one line, and what helps against the usual ones.
+fn failed(what: &'static str, url: String, scheme: Scheme, error: &Error) -> StoreError {
+    let text = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    let has = |part: &str| text.contains(part);
+    let credentials = match scheme {
+        Scheme::S3 => "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        Scheme::Google => "GOOGLE_APPLICATION_CREDENTIALS",
+        Scheme::Azure => "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+        Scheme::Local => "",
+    };
+    let remedy = match error {
+        _ if scheme == Scheme::Local => "check the folder and its permissions".into(),
+        // The address of a cloud's own machines, which is asked if no credentials are given.
+        _ if has("169.254.") || has("metadata.google") => {
+            format!("no credentials were found: set {credentials}")
+        }
+        Error::NotFound { .. } => "check the bucket's name, or create the bucket".into(),
+        Error::Unauthenticated { .. } | Error::PermissionDenied { .. } => {
+            format!("check {credentials}, and that they may read and write there")
+        }
+        _ if has("error sending request") && scheme == Scheme::S3 => {
+            "check the network, AWS_ENDPOINT_URL and AWS_REGION".into()
+        }
+        _ => String::new(),
+    };
+    StoreError::Failed { what, url, why: answer(&text).unwrap_or(text), remedy }
+}
+
+/// What a server has said in XML, as S3 and Azure do: `The specified bucket does not exist (NoSuchBucket)`.
+fn answer(error: &str) -> Option<String> {
+    let of =
+        |tag: &str| error.split_once(&format!("<{tag}>"))?.1.split_once(&format!("</{tag}>")).map(|(text, _)| text);
+    Some(format!("{} ({})", of("Message")?.trim_end_matches('.'), of("Code")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_in_one_line_what_the_server_said_and_what_helps() {
+        let of = |text: &str| Error::NotFound { path: "a".into(), source: text.into() };
+        let xml = "404:\n<Error><Code>NoSuchBucket</Code>\n<Message>It does not exist.</Message></Error>";
+        let error = failed("write", "s3://b/a".into(), Scheme::S3, &of(xml)).to_string();
+        let remedy = "check the bucket's name, or create the bucket";
+        assert_eq!(error, format!("cannot write s3://b/a: It does not exist (NoSuchBucket): {remedy}"));
+        let error = failed("write", "s3://b/a".into(), Scheme::S3, &of("PUT http://169.254.169.254/x failed"));
+        assert!(error.to_string().ends_with("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"), "{error}");
+    }
+}
