@@ -42,7 +42,7 @@ mod work;
 pub use cluster::{Cluster, Device, Efficiency, Link, Peak};
 pub use communication::{Collective, Group};
 pub use error::PlanError;
-pub use picture::shown as shown_time;
+pub use picture::{LEGEND, shown as shown_time};
 pub use simulate::{Exchange, RankProgram, SharedCores, Task, simulate};
 pub use timeline::{Activity, Span, Summary, Timeline};
 pub use work::{Pass, Product, Work};

@@ -3,6 +3,7 @@
 use super::rows::{MemoryRows, Row};
 use crate::config::Config;
 use crate::host::device;
+use crate::plan::layout::different_ranks;
 use crate::plan::units::units;
 use crate::plan::workload::workload;
 use burn::tensor::Device;
@@ -115,15 +116,10 @@ fn of_a_device(config: &Config, machine: Machine) -> Vec<MemoryRows> {
         let others = if ranks > 1 { of_rank(config, 1) } else { MemoryRows::default() };
         return std::iter::once(of_rank(config, 0)).chain(vec![others; ranks - 1]).collect();
     }
-    let all: Vec<MemoryRows> = match is_block {
-        true => rows_of(config, &(0..config.parallel.gpus).collect::<Vec<_>>()),
-        // The ranks of a stage have equal needs.
-        false => {
-            let of_stage = config.parallel.gpus / config.parallel.pp;
-            let last: Vec<usize> = (1..=config.parallel.pp).map(|stage| stage * of_stage - 1).collect();
-            rows_of(config, &last).into_iter().flat_map(|rows| vec![rows; of_stage]).collect()
-        }
-    };
+    // Each stands for as many ranks.
+    let different = rows_of(config, &different_ranks(config));
+    let alike = config.parallel.gpus / different.len();
+    let all: Vec<MemoryRows> = different.into_iter().flat_map(|rows| vec![rows; alike]).collect();
     let of_device = |device| all.iter().skip(device).step_by(machine.devices).copied().collect();
     let total = |ranks: &Vec<MemoryRows>| ranks.iter().map(MemoryRows::total).sum::<f64>();
     let most = match machine.threads {
