@@ -39,7 +39,7 @@ mod simulate;
 mod timeline;
 mod work;
 
-pub use cluster::{Cluster, Device, Efficiency, Link, Peak};
+pub use cluster::{Backend, Cluster, Device, Efficiency, Link, Peak};
 pub use communication::{Collective, Group};
 pub use error::PlanError;
 pub use picture::{LEGEND, shown as shown_time};

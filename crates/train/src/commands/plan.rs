@@ -229,9 +229,8 @@ fn write_file(path: &Path, text: &str) -> Result<(), PlanCommandError> {
 
 /// Gives a run the devices of a cluster.
 fn on_cluster(config: &mut Config, cluster: &Cluster) {
-    let kind = if cluster.is_cpu() { "cpu" } else { "cuda" };
-    config.train.device = kind.into();
-    config.parallel.precision.choose(kind);
+    config.train.device = cluster.kind().into();
+    config.parallel.precision.choose(cluster.kind());
 }
 
 fn write(path: &Path, text: &str) -> Result<(), PlanCommandError> {

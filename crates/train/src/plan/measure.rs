@@ -24,7 +24,7 @@ use crate::training::{set_vocabulary, threads_per_rank, train};
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use comm::TIMEOUT;
 use fsdp::FsdpError;
-use plan::{Cluster, Efficiency, Link, Peak};
+use plan::{Backend, Cluster, Efficiency, Link, Peak};
 use serde_json::Value;
 use std::fs;
 use std::time::{Duration, Instant};
@@ -147,6 +147,11 @@ pub(crate) fn measure(name: &str, scratch: &Scratch) -> Result<Cluster, TrainErr
                 launch: rounded(operations.launch),
             },
             cpu_cores: if is_cpu { cores } else { 0 },
+            backend: match kind.as_str() {
+                "vulkan" => Some(Backend::Vulkan),
+                "metal" => Some(Backend::Metal),
+                _ => None,
+            },
         },
         node_link: link,
         network: link,
