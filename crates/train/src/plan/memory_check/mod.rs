@@ -25,7 +25,7 @@ use crate::program;
 use advice::Patient;
 use available::Available;
 pub(crate) use estimate::Estimate;
-pub(crate) use need::{Machine, forecast, of_rank, of_run, over_step};
+pub(crate) use need::{Machine, at_least, forecast, of_rank, of_run, over_step};
 use need::{Need, Pool};
 pub(crate) use rows::Row;
 
