@@ -59,11 +59,11 @@ pub fn stack(ends: &[f64], layers: &[Layer], label: &dyn Fn(f64) -> String, labe
     svg + "</svg>\n"
 }
 
-/// Draws `values` at each of `names`, evenly spaced, and `ideal` ones as a dashed line.
+/// Draws `values` at each of `names`, evenly spaced, in a colour of CSS, and `ideal` ones as a dashed line.
 ///
 /// # Panics
 /// If there are not as many of each.
-pub fn curve(names: &[String], values: &[f64], ideal: &[f64], label: &dyn Fn(f64) -> String) -> String {
+pub fn curve(names: &[String], values: &[f64], ideal: &[f64], color: &str, label: &dyn Fn(f64) -> String) -> String {
     assert!(names.len() == values.len() && values.len() == ideal.len(), "a value for each name");
     let most = values.iter().chain(ideal).copied().fold(f64::MIN_POSITIVE, f64::max);
     let between = WIDTH / names.len().max(1) as f64;
@@ -81,12 +81,12 @@ pub fn curve(names: &[String], values: &[f64], ideal: &[f64], label: &dyn Fn(f64
         "<polyline points=\"{}\" {style} stroke=\"currentColor\" stroke-dasharray=\"4 4\" opacity=\"0.4\"/>",
         line(ideal)
     );
-    let _ = writeln!(svg, "<polyline points=\"{}\" {style} stroke=\"#2563eb\"/>", line(values));
+    let _ = writeln!(svg, "<polyline points=\"{}\" {style} stroke=\"{color}\"/>", line(values));
     for ((x, y), (name, value)) in values.iter().enumerate().map(at).zip(names.iter().zip(values)) {
         let title = format!("{name}: {}", label(*value));
         let _ = writeln!(
             svg,
-            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"5\" fill=\"#2563eb\"><title>{title}</title></circle>"
+            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"5\" fill=\"{color}\"><title>{title}</title></circle>"
         );
         let _ = writeln!(svg, "{}", text(x, HEIGHT + BELOW, "middle", name));
     }

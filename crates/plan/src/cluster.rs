@@ -16,6 +16,10 @@ const CLUSTERS: [(&str, &str); 7] = [
     ("cpu", include_str!("../clusters/cpu.yaml")),
 ];
 
+/// Bytes of a name, and nodes, devices or cores, at most.
+const LONGEST_NAME: usize = 100;
+const MOST: usize = 1_000_000;
+
 /// Machines of one kind and how they are connected.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -53,6 +57,19 @@ pub struct Device {
     /// of all cores together.
     #[serde(default)]
     pub cpu_cores: usize,
+    /// How programs use it, if it is a GPU; absent for CUDA.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<Backend>,
+}
+
+/// How programs use a GPU. Runs choose their precision by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "names of interfaces")]
+pub enum Backend {
+    Cuda,
+    Vulkan,
+    Metal,
 }
 
 /// Floating-point operations per second of dense matrix products, by the type of the factors.
@@ -132,18 +149,26 @@ impl Cluster {
     /// # Errors
     /// If the text is no cluster, or if a figure is missing or cannot be.
     pub fn parse(path: &str, text: &str) -> Result<Self, PlanError> {
-        let unreadable = |error: yaml_serde::Error| {
-            let message = error.to_string().replace("expected usize", "expected a whole number");
-            PlanError::Unreadable { path: path.into(), message }
-        };
+        let unreadable =
+            |error: yaml_serde::Error| PlanError::Unreadable { path: path.into(), message: plain(&error.to_string()) };
         let cluster: Self = yaml_serde::from_str(text).map_err(unreadable)?;
-        cluster.validate()?;
+        cluster.validate(path)?;
         Ok(cluster)
     }
 
     /// Whether ranks compute on CPUs.
     pub fn is_cpu(&self) -> bool {
         self.device.cpu_cores > 0
+    }
+
+    /// Returns the kind of its devices, by which `--device` calls them.
+    pub fn kind(&self) -> &'static str {
+        match self.device.backend {
+            _ if self.is_cpu() => "cpu",
+            None | Some(Backend::Cuda) => "cuda",
+            Some(Backend::Vulkan) => "vulkan",
+            Some(Backend::Metal) => "metal",
+        }
     }
 
     /// Returns the cores that this many ranks share, on CPUs.
@@ -161,14 +186,27 @@ impl Cluster {
         self.nodes.map(|nodes| nodes.saturating_mul(self.devices_per_node))
     }
 
-    fn validate(&self) -> Result<(), PlanError> {
-        let Device { memory, memory_bandwidth, peak, efficiency, .. } = self.device;
-        let fault = |key, value, remedy| PlanError::Rate { cluster: self.name.clone(), key, value, remedy };
-        for (key, value) in [("nodes", self.nodes.unwrap_or(1)), ("devices_per_node", self.devices_per_node)] {
-            if value == 0 {
-                return Err(fault(key, 0.0, "give at least 1"));
+    fn validate(&self, path: &str) -> Result<(), PlanError> {
+        let Device { memory, memory_bandwidth, peak, efficiency, cpu_cores, .. } = self.device;
+        let fault = |key, value, remedy| PlanError::Figure { path: path.into(), key, value, remedy };
+        let is_shown = |c: char| !c.is_control();
+        if self.name.trim().is_empty() || self.name.len() > LONGEST_NAME || !self.name.chars().all(is_shown) {
+            let value = format!("{:?}", self.name);
+            return Err(fault("name", value, "give at most 100 bytes of text on one line, without control characters"));
+        }
+        let numbers = [
+            ("nodes", self.nodes.unwrap_or(1), 1),
+            ("devices_per_node", self.devices_per_node, 1),
+            ("device.cpu_cores", cpu_cores, 0),
+        ];
+        for (key, value, least) in numbers {
+            if !(least..=MOST).contains(&value) {
+                let remedy =
+                    if least == 0 { "give a number from 0 to 1000000" } else { "give a number from 1 to 1000000" };
+                return Err(fault(key, value.to_string(), remedy));
             }
         }
+        let fault = |key, value, remedy| fault(key, figure(value), remedy);
         let rates = [
             ("device.memory", memory),
             ("device.memory_bandwidth", memory_bandwidth),
@@ -178,8 +216,8 @@ impl Cluster {
             ("network.bandwidth", self.network.bandwidth),
         ];
         for (key, value) in rates {
-            if !(1.0..=1e30).contains(&value) {
-                return Err(fault(key, value, "give a number from 1 to 1e30"));
+            if !(1e3..=1e18).contains(&value) {
+                return Err(fault(key, value, "give a number from 1e3 to 1e18: bytes, or bytes or FLOPs per second"));
             }
         }
         let parts = [
@@ -201,15 +239,40 @@ impl Cluster {
             ("device.efficiency.product_half_k", efficiency.product_half_k),
             ("device.efficiency.elementwise_traffic", efficiency.elementwise_traffic),
             ("device.efficiency.logit_traffic", efficiency.logit_traffic),
-            ("device.efficiency.launch", efficiency.launch),
-            ("node_link.latency", self.node_link.latency),
-            ("network.latency", self.network.latency),
         ];
         for (key, value) in least {
             if !(0.0..=1e6).contains(&value) {
                 return Err(fault(key, value, "give a number from 0 to 1e6"));
             }
         }
+        let seconds = [
+            ("device.efficiency.launch", efficiency.launch),
+            ("node_link.latency", self.node_link.latency),
+            ("network.latency", self.network.latency),
+        ];
+        for (key, value) in seconds {
+            if !(0.0..=10.0).contains(&value) {
+                return Err(fault(key, value, "give seconds, from 0 to 10"));
+            }
+        }
         Ok(())
     }
+}
+
+/// Writes a figure as a person would: `1e300`, not its 300 digits.
+fn figure(value: f64) -> String {
+    if value == 0.0 || !value.is_finite() || (1e-4..1e16).contains(&value.abs()) {
+        value.to_string()
+    } else {
+        format!("{value:e}")
+    }
+}
+
+/// Puts a parser's message into words of the file's writer.
+fn plain(message: &str) -> String {
+    let types = ["Cluster", "Device", "Peak", "Efficiency", "Link"].map(|name| format!("expected struct {name}"));
+    let plain = types.iter().fold(message.to_string(), |text, of| text.replace(of, "expected keys with values"));
+    let plain = plain.replace("expected usize", "expected a whole number").replace("expected f64", "expected a number");
+    let plain = plain.replace("unit value", "no value");
+    plain.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }

@@ -11,10 +11,10 @@ pub enum PlanError {
     #[error("{path}: {message}")]
     Unreadable { path: String, message: String },
 
-    #[error("cluster {cluster}: {key} is {value}: {remedy}")]
-    Rate { cluster: String, key: &'static str, value: f64, remedy: &'static str },
+    #[error("{path}: {key} is {value}: {remedy}")]
+    Figure { path: String, key: &'static str, value: String, remedy: &'static str },
 
-    #[error("{op} takes {seconds:e} seconds: check the rates of the cluster")]
+    #[error("operation {op} would take {seconds:e} seconds: check the rates of the cluster")]
     Duration { op: String, seconds: f64 },
 
     #[error("deadlock: {0}")]

@@ -39,10 +39,10 @@ mod simulate;
 mod timeline;
 mod work;
 
-pub use cluster::{Cluster, Device, Efficiency, Link, Peak};
+pub use cluster::{Backend, Cluster, Device, Efficiency, Link, Peak};
 pub use communication::{Collective, Group};
 pub use error::PlanError;
-pub use picture::shown as shown_time;
+pub use picture::{LEGEND, shown as shown_time};
 pub use simulate::{Exchange, RankProgram, SharedCores, Task, simulate};
 pub use timeline::{Activity, Span, Summary, Timeline};
 pub use work::{Pass, Product, Work};

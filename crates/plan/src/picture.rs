@@ -1,22 +1,24 @@
 //! A timeline as a picture.
 
+use crate::timeline::Lane;
 use crate::{Activity, Span, Timeline};
 use schedule::{Kind, Op};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-// Pixels: the height of a rank's row and of its transfers, and the width of the timeline and of its labels.
+// Pixels: the heights of a rank's row, of its gathers and of its reductions, and the width of the timeline and of its
+// labels.
 const ROW: f64 = 22.0;
-const TRANSFERS: f64 = 7.0;
+const TRANSFERS: f64 = 5.0;
 const WIDTH: f64 = 1200.0;
 const LABELS: f64 = 110.0;
 /// Shorter spans are not drawn one by one.
 const FINEST: f64 = 1.0;
 
 impl Timeline {
-    /// Draws the timeline as SVG: one row for each rank, with transfers below, and a scale.
+    /// Draws the timeline as SVG: one row for each rank, with its gathers and its reductions below, and a scale.
     pub fn svg(&self) -> String {
-        let (end, height) = (self.end().max(f64::MIN_POSITIVE), ROW + TRANSFERS + 6.0);
+        let (end, height) = (self.end().max(f64::MIN_POSITIVE), ROW + 2.0 * TRANSFERS + 7.0);
         let rows = self.ranks().count() as f64;
         let (width, below) = (LABELS + WIDTH + 40.0, rows * height + 34.0);
         let mut svg = format!(
@@ -29,8 +31,11 @@ impl Timeline {
         for (span, count) in self.visible(end * FINEST / WIDTH) {
             let (x, w) = (LABELS + WIDTH * span.start / end, WIDTH * (span.end - span.start) / end);
             let top = span.rank as f64 * height;
-            let (y, h) =
-                if let Activity::Transfer(_) = span.activity { (top + ROW + 1.0, TRANSFERS) } else { (top, ROW) };
+            let (y, h) = match span.lane() {
+                Lane::Computation => (top, ROW),
+                Lane::Gathers => (top + ROW + 1.0, TRANSFERS),
+                Lane::Reductions => (top + ROW + TRANSFERS + 2.0, TRANSFERS),
+            };
             let color = color(span.activity, span.op);
             let what = if count == 1 { span.op.to_string() } else { format!("{count} operations") };
             let title = format!("{what}: {:.3} ms", 1e3 * (span.end - span.start));
@@ -52,9 +57,9 @@ impl Timeline {
     /// Returns the spans to draw, each with the number of spans that it stands for: those shorter than `least` seconds
     /// are joined until they are as long, and look like the kind that takes most of the time.
     fn visible(&self, least: f64) -> Vec<(Span, usize)> {
-        let mut rows = BTreeMap::<(usize, bool), Vec<Vec<Span>>>::new();
+        let mut rows = BTreeMap::<(usize, Lane), Vec<Vec<Span>>>::new();
         for span in self.spans().iter().filter(|span| span.activity != Activity::Bubble) {
-            let row = rows.entry((span.rank, matches!(span.activity, Activity::Transfer(_)))).or_default();
+            let row = rows.entry((span.rank, span.lane())).or_default();
             let joins = |group: &&mut Vec<Span>| {
                 let (start, end) = (group[0].start, group[group.len() - 1].end);
                 end - start < least && span.end - span.start < least && span.start - end < least
@@ -82,16 +87,34 @@ pub fn shown(seconds: f64) -> String {
     if seconds < 10.0 { format!("{:.1} ms", 1e3 * seconds) } else { format!("{seconds:.1} s") }
 }
 
-/// Blue computes forward, green backward, grey optimizes; orange transfers, red waits for them; a bubble has no colour.
+/// The colours of a timeline, in CSS, and what they mean. A bubble has no colour.
+pub const LEGEND: [(&str, &str); 7] = [
+    (FORWARD, "forward"),
+    (RECOMPUTATION, "recomputation"),
+    (BACKWARD, "backward"),
+    (WEIGHTS, "gradients of weights"),
+    (OTHER, "other operations"),
+    (EXPOSED, "waiting for communication"),
+    (TRANSFER, "gathers and reductions, below"),
+];
+
+const FORWARD: &str = "#4a90d9";
+const RECOMPUTATION: &str = "#9cc3ea";
+const BACKWARD: &str = "#4caf50";
+const WEIGHTS: &str = "#a5d6a7";
+const OTHER: &str = "#9e9e9e";
+const EXPOSED: &str = "#d0021b";
+const TRANSFER: &str = "#f5a623";
+
 fn color(activity: Activity, op: Op) -> &'static str {
     match (activity, op) {
-        (Activity::Transfer(_), _) => "#f5a623",
-        (Activity::Exposed(_), _) => "#d0021b",
+        (Activity::Transfer(_), _) => TRANSFER,
+        (Activity::Exposed(_), _) => EXPOSED,
         (Activity::Bubble, _) => "none",
-        (Activity::Compute, Op::Run { kind: Kind::Forward(_), .. }) => "#4a90d9",
-        (Activity::Compute, Op::Run { kind: Kind::Recompute, .. }) => "#9cc3ea",
-        (Activity::Compute, Op::Run { kind: Kind::Weights, .. }) => "#a5d6a7",
-        (Activity::Compute, Op::Run { .. }) => "#4caf50",
-        (Activity::Compute, _) => "#9e9e9e",
+        (Activity::Compute, Op::Run { kind: Kind::Forward(_), .. }) => FORWARD,
+        (Activity::Compute, Op::Run { kind: Kind::Recompute, .. }) => RECOMPUTATION,
+        (Activity::Compute, Op::Run { kind: Kind::Weights, .. }) => WEIGHTS,
+        (Activity::Compute, Op::Run { .. }) => BACKWARD,
+        (Activity::Compute, _) => OTHER,
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! computation    | F0 | F1 |wait| B1 | B0 |        one task after another
-//! transfers       | +1 | +2 |     | reduce1 |      gathers and reductions, in order, beside it
+//! gathers         | +1 | +2 |     | +0 |           in order, beside it
+//! reductions                       | reduce1 |      the same; gathers do not queue behind them
 //! exchanges             s>  ──────────> r>          arrive at the other stage's rank
 //! ```
 
@@ -67,8 +68,9 @@ struct Rank<'a> {
     since: f64,
     /// Exchanges of the task that are still to come.
     exchanges: usize,
-    /// When its transfers so far have ended.
-    transfers_end: f64,
+    /// When its gathers and its reductions so far have ended: each kind has a queue of its own.
+    gathers_end: f64,
+    reductions_end: f64,
     /// When each slot has its parameters, and over which axes.
     slots: HashMap<usize, (f64, usize)>,
     /// When the reduction of each unit has ended, and over which axes.
@@ -120,7 +122,8 @@ pub fn simulate(steps: &[RankProgram], cores: Option<SharedCores>) -> Result<Tim
         state: State::Ready,
         since: 0.0,
         exchanges: 0,
-        transfers_end: 0.0,
+        gathers_end: 0.0,
+        reductions_end: 0.0,
         slots: HashMap::new(),
         reduced: HashMap::new(),
     };
@@ -254,7 +257,9 @@ impl Simulation<'_> {
             Op::Gather { .. } | Op::Reduce { .. } | Op::Scatter { .. } => {
                 // What sends nothing waits for nothing.
                 let sends = !task.exchanges.is_empty();
-                let mut end = if sends { rank.transfers_end.max(now) } else { now };
+                let is_gather = matches!(task.op, Op::Gather { .. });
+                let queue = if is_gather { &mut rank.gathers_end } else { &mut rank.reductions_end };
+                let mut end = if sends { queue.max(now) } else { now };
                 let mut axes = 0;
                 for exchange in &task.exchanges {
                     axes = self.timeline.axes(&exchange.axes);
@@ -268,7 +273,7 @@ impl Simulation<'_> {
                     end = span.end;
                     self.timeline.add(span);
                 }
-                rank.transfers_end = rank.transfers_end.max(end);
+                *queue = queue.max(end);
                 match task.op {
                     Op::Gather { slot, .. } => _ = rank.slots.insert(slot, (end, axes)),
                     Op::Reduce { unit, .. } | Op::Scatter { unit, .. } => _ = rank.reduced.insert(unit, (end, axes)),

@@ -16,6 +16,22 @@ pub enum Activity {
     Transfer(usize),
 }
 
+/// What a rank does at the same time, in the order in which it is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Lane {
+    /// What it computes and waits for.
+    Computation,
+    /// Parameters on their way.
+    Gathers,
+    /// Gradients on their way.
+    Reductions,
+}
+
+impl Lane {
+    pub const ALL: [(Self, &str); 3] =
+        [(Self::Computation, "computation"), (Self::Gathers, "gathers"), (Self::Reductions, "reductions")];
+}
+
 /// A span of a rank's time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Span {
@@ -29,6 +45,16 @@ pub struct Span {
     pub activity: Activity,
     /// The operation that it does it for.
     pub op: Op,
+}
+
+impl Span {
+    pub(crate) fn lane(&self) -> Lane {
+        match (self.activity, self.op) {
+            (Activity::Transfer(_), Op::Gather { .. }) => Lane::Gathers,
+            (Activity::Transfer(_), _) => Lane::Reductions,
+            _ => Lane::Computation,
+        }
+    }
 }
 
 /// The spans of all ranks.

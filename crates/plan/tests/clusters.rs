@@ -21,8 +21,13 @@ fn what_cannot_be_is_refused() {
         assert!(text.contains(from), "{text}");
         Cluster::parse("mine.yaml", &text.replacen(from, to, 1)).unwrap_err().to_string()
     };
-    assert!(refused("nodes: null", "nodes: 0").contains("nodes is 0: give at least 1"));
-    assert!(refused("bf16: 989", "bf16: 0.989e-300 # 989").contains("device.peak.bf16 is 0.0"));
+    assert!(refused("nodes: null", "nodes: 0").contains("mine.yaml: nodes is 0: give a number from 1"));
+    assert!(refused("bf16: 989", "bf16: 0.989e-300 # 989").contains("mine.yaml: device.peak.bf16 is 9.89e-301: give"));
+    assert!(refused("memory: 8", "memory: 1e300 # 8").contains("device.memory is 1e300: give"));
+    assert!(refused("name: h100-sxm", "name: \"a\\e[31m\"").contains(r#"name is "a\u{1b}[31m": give"#));
+    assert!(refused("product: 0.72", "product: fast").contains(r#"string "fast", expected a number"#));
+    assert!(refused("product: 0.72", "\"\\e[2J\": 1").contains(r"unknown field `\u{1b}[2J`"));
+    assert!(refused("devices_per_node: 8", "devices_per_node: 1.5").contains("expected a whole number"));
     assert!(refused("memory_bandwidth:", "memory_width:").contains("mine.yaml: "));
     assert!(refused("product: 0.72", "product: 1.2").contains("device.efficiency.product is 1.2: give a part"));
     assert!(refused("product: 0.72", "product: .nan").contains("device.efficiency.product is NaN"));

@@ -33,8 +33,10 @@ pub(crate) struct Source {
     /// The text of `config.yaml` and its entries, or why there are none.
     config: (String, Result<Entries, String>),
     checkpoints: Vec<String>,
-    /// What `train plan --run` has compared.
-    planned: Vec<Planned>,
+    /// What `train plan --run` has compared, or why it cannot be read.
+    planned: Result<Vec<Planned>, String>,
+    /// Seconds since 1970 at which it was compared.
+    compared: Option<u64>,
     /// Why the metrics could not be read last time.
     unreadable: Option<String>,
     /// Seconds since 1970 at the last line.
@@ -108,7 +110,7 @@ impl Source {
     fn new(folder: &Path, name: String) -> Self {
         let metrics = Follower::new(&folder.join("metrics.jsonl"));
         let config = (String::new(), Ok(vec![]));
-        let (checkpoints, planned, state) = (vec![], vec![], State::Waiting);
+        let (checkpoints, planned, state) = (vec![], Ok(vec![]), State::Waiting);
         Self {
             folder: folder.into(),
             name,
@@ -116,6 +118,7 @@ impl Source {
             config,
             checkpoints,
             planned,
+            compared: None,
             unreadable: None,
             written: None,
             state,
@@ -174,10 +177,15 @@ impl Source {
 
     /// Reads what was planned, if it has been compared.
     fn read_planned(&mut self) -> bool {
-        let text = file::text(&self.folder.join(PLANNED), CONFIG_BYTES).unwrap_or_default();
-        let planned = serde_json::from_str(&text).unwrap_or_default();
-        let new = planned != self.planned;
-        self.planned = planned;
+        let path = self.folder.join(PLANNED);
+        let planned = match file::text(&path, CONFIG_BYTES) {
+            Ok(text) => serde_json::from_str(&text).map_err(|error| error.to_string()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(vec![]),
+            Err(error) => Err(error.to_string()),
+        };
+        let compared = fs::metadata(&path).and_then(|metadata| metadata.modified()).ok().and_then(seconds);
+        let new = (&planned, compared) != (&self.planned, self.compared);
+        (self.planned, self.compared) = (planned, compared);
         new
     }
 
@@ -187,7 +195,13 @@ impl Source {
         // A folder without lines yet lacks nothing.
         let config = self.config.1.as_ref().err().filter(|_| self.metrics.lines() > 0);
         let config = config.map(|error| format!("config.yaml: {error}"));
-        unreadable.chain(self.metrics.notes()).chain(config).collect()
+        let is_old = self.compared.zip(self.written).is_some_and(|(compared, written)| compared < written);
+        let planned = match &self.planned {
+            Err(error) => Some(format!("{PLANNED} is not shown: {error}: write it again with `plan --run`")),
+            Ok(_) if is_old => Some(format!("{PLANNED} is older than metrics.jsonl: write it again with `plan --run`")),
+            Ok(_) => None,
+        };
+        unreadable.chain(self.metrics.notes()).chain(config).chain(planned).collect()
     }
 
     /// The run as the page shows it.
@@ -196,7 +210,7 @@ impl Source {
         let config = self.config.1.as_ref().unwrap_or(&none);
         let run =
             Run::new(&self.name, &self.metrics.log, config, &self.checkpoints, self.notes(), self.written, self.state);
-        Run { planned: self.planned.clone(), ..run }
+        Run { planned: self.planned.clone().unwrap_or_default(), ..run }
     }
 }
 
@@ -245,6 +259,27 @@ mod tests {
         assert_eq!(state(), (State::Stopped, false));
         fs::write(folder.path().join("config.yaml"), "train:\n  steps: 1\n").unwrap();
         assert_eq!(state(), (State::Finished, false));
+    }
+
+    #[test]
+    fn comparisons_with_a_plan_that_are_damaged_or_old_are_noted() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("metrics.jsonl"), "{\"step\":1,\"loss\":5,\"elapsed_seconds\":2}\n").unwrap();
+        fs::write(folder.path().join("config.yaml"), "train:\n  steps: 1\n").unwrap();
+        let notes = || {
+            let mut source = Source::new(folder.path(), "a".into());
+            source.read_on();
+            source.notes().join("; ")
+        };
+        assert_eq!(notes(), "");
+        let path = folder.path().join(PLANNED);
+        fs::write(&path, "[{\"name\":\"step\",\"unit\":\"seconds\",\"planned\":1,\"measured\":2}]").unwrap();
+        assert_eq!(notes(), "");
+        let hour_ago = SystemTime::now() - std::time::Duration::from_secs(3600);
+        fs::File::options().append(true).open(&path).unwrap().set_modified(hour_ago).unwrap();
+        assert!(notes().starts_with("planned.json is older than metrics.jsonl"), "{}", notes());
+        fs::write(&path, "[{\"name\":\"step\"").unwrap();
+        assert!(notes().starts_with("planned.json is not shown: EOF"), "{}", notes());
     }
 
     #[test]

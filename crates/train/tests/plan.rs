@@ -150,6 +150,9 @@ fn a_sweep_is_a_plan_for_each_value() {
     assert_eq!(rows[0]["plan"], figures(&["--model=llama3-8b", "--gpus=8"]));
     assert_eq!(rows[1]["plan"], figures(&["--model=llama3-8b", "--gpus=16"]));
     assert!(rows[2]["error"].as_str().is_some_and(|error| error.contains("24576")), "{sweep}");
+    let sweep = figures(&["--model=llama3-8b", "--gpus=8", "--sweep=train.seq_len=1024,many"]);
+    let error = sweep[1]["error"].as_str().unwrap();
+    assert!(error.contains("`train.seq_len` is \"many\" in --sweep: give a whole number"), "{error}");
 }
 
 #[test]
@@ -174,7 +177,12 @@ fn what_cannot_be_planned_is_refused() {
         (&["--measure=x"], "give the file a name that ends with .yaml"),
         (&["--measure=mine.yaml"], "mine.yaml exists and is no cluster"),
         (&["--model=gpt2", "--sweep=parallel.pp"], "give a key and its values"),
-        (&["--model=gpt2", "--sweep=parallel.pq=1,2"], "unknown key `parallel.pq`"),
+        (&["--model=gpt2", "--sweep=parallel.pq=1,2"], "unknown key `parallel.pq` in --sweep"),
+        (&["--model=gpt2", "--sweep=parallel.pp=1,2", "--sweep=parallel.tp=1,2"], "--sweep parallel.pp and --sweep"),
+        (&["--model=gpt2", "--sweep=train.seq_len=64,128", "--seq-len=64"], "train.seq_len and --seq-len set the same"),
+        (&["--model=gpt2", "--sweep=optim.lr=1e-3,1e-4", "--lr=1e-3"], "--sweep optim.lr and --lr set the same key"),
+        (&["--model=gpt2", "--sweep=parallel.pp=1,2", "--set=parallel={pp: 2}"], "parallel.pp and --set set the same"),
+        (&["--model=gpt2", "--svg=t.svg", "--html=./t.svg"], "--svg and --html would both write ./t.svg"),
         (&["--run=absent"], "absent/config.yaml"),
         (&["--model=gpt2", "--svg=absent/t.svg"], "there is no folder absent"),
     ] {

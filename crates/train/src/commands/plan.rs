@@ -14,7 +14,7 @@ use crate::format::{bytes, count, human};
 use crate::host::launch::Launch;
 use crate::host::signals::stop_at_once;
 use crate::plan::measure::measure;
-use crate::plan::search::{Found, search};
+use crate::plan::search::search;
 use crate::plan::step_plan::StepPlan;
 use crate::terminal::{say, to_stderr};
 use crate::training::set_vocabulary;
@@ -40,7 +40,7 @@ pub struct PlanArgs {
     find: bool,
     /// Plan several values of a key, as in --sweep parallel.gpus=8,16,32 or --sweep train.seq_len=1024,4096
     #[arg(long, value_name = "KEY=A,B,...", conflicts_with_all = ["find", "trace", "svg", "measure", "run"])]
-    sweep: Option<Sweep>,
+    sweep: Vec<Sweep>,
     /// Measure the devices of this machine (choose with --device) for less than a minute, and write them as a cluster
     #[arg(long, value_name = "FILE", conflicts_with_all = ["find", "trace", "svg", "json", "cluster"])]
     measure: Option<PathBuf>,
@@ -70,31 +70,37 @@ pub enum PlanCommandError {
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(
-        "the run has {gpus} ranks, and cluster {cluster} has room for {room}: lower --gpus, or give more nodes in a file of your own"
+        "the run has {gpus} ranks, and cluster {cluster} has room for {room}: plan fewer ranks (--gpus), or describe a \
+         larger cluster in a file"
     )]
     TooSmall { gpus: usize, cluster: String, room: usize },
     #[error(
-        "of {valid} valid layouts, none of the {examined} that are estimated to be the fastest or the smallest fits: the smallest needs {needs} \
-         per device of {has}: give more --gpus, a cluster with more memory, or shorter sequences"
+        "none of the {valid} valid layouts fits: the smallest needs {needs} per device, and a device has {has}: \
+         plan more ranks (--gpus), a cluster with more memory, or shorter sequences"
     )]
-    Nothing { valid: usize, examined: usize, needs: String, has: String },
-    #[error(
-        "no layout of {0} ranks is valid with what the command line sets: leave keys of the layout out, or change --gpus"
-    )]
+    Nothing { valid: usize, needs: String, has: String },
+    #[error("no layout of {0} ranks is valid with what the command line sets: set fewer keys, or change --gpus")]
     NoLayout(usize),
     #[error("--run plans the run's own configuration: leave the options of training out")]
     OfTheRun,
     #[error("--measure measures devices, which --device chooses: leave the other options of training out")]
     OfDevices,
     #[error(
-        "a step of {micro_batches} micro-batches on {stages} stages is too long to draw: lower train.global_batch_size, or raise \
-         train.micro_batch_size"
+        "a step of {micro_batches} micro-batches on {stages} stages is too long to draw: lower train.global_batch_size, \
+         or raise train.micro_batch_size"
     )]
     TooLong { micro_batches: usize, stages: usize },
+    #[error("--sweep {first} and --sweep {second}: give one key")]
+    TwoSweeps { first: String, second: String },
+    #[error("--sweep {key} and {flag} set the same key: leave one of them out")]
+    SweptAndSet { key: String, flag: &'static str },
+    #[error("{first} and {second} would both write {}: give each a file of its own", path.display())]
+    SameFile { first: &'static str, second: &'static str, path: PathBuf },
     #[error("{}: there is no folder {}: create it, or give another path", path.display(), folder.display())]
     NoFolder { path: PathBuf, folder: PathBuf },
     #[error(
-        "the run computed on {run}, and cluster {cluster} has {has}: give the cluster that it ran on with --cluster (--measure writes one)"
+        "the run computed on {run}, and cluster {cluster} has {has}: give --cluster the cluster that it ran on \
+         (--measure writes one)"
     )]
     OtherDevice { run: &'static str, cluster: String, has: &'static str },
     #[error("{} has made no step yet: there is nothing to compare", .0.display())]
@@ -134,10 +140,15 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         }
         return Ok(());
     }
-    if let Some(of) = &args.sweep {
+    if let Some(of) = args.sweep.first() {
+        if let Some(second) = args.sweep.get(1) {
+            let [first, second] = [of, second].map(|sweep| sweep.key.clone());
+            return Err(PlanCommandError::TwoSweeps { first, second });
+        }
         say(&sweep::sweep(of, &args.train, &cluster, args.json)?);
         return Ok(());
     }
+    args.check_files()?;
     let config = configured(&args.train, &cluster)?;
     if args.find {
         let found = search(&config, &cluster, &|key| args.train.fixes(key))?;
@@ -145,9 +156,8 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
             return Err(PlanCommandError::NoLayout(config.parallel.gpus));
         }
         if found.best.is_empty() {
-            let Found { valid, examined, smallest, .. } = found;
-            let (needs, has) = (bytes(smallest), bytes(cluster.device.memory as usize));
-            return Err(PlanCommandError::Nothing { valid, examined, needs, has });
+            let (needs, has) = (bytes(found.smallest), bytes(cluster.device.memory as usize));
+            return Err(PlanCommandError::Nothing { valid: found.valid, needs, has });
         }
         say(&match args.json {
             true => found::json(&found, &cluster),
@@ -191,12 +201,8 @@ fn configured(train: &TrainArgs, cluster: &Cluster) -> Result<Config, PlanComman
         let tokenizer = named.flatten().unwrap_or_else(Tokenizer::byte);
         set_vocabulary(&mut config, Some(tokenizer.vocab_size()))?;
     }
-    on_cluster(&mut config, cluster);
-    let gpus = config.parallel.gpus;
-    match cluster.ranks().filter(|room| gpus > *room) {
-        Some(room) => Err(PlanCommandError::TooSmall { gpus, cluster: cluster.name.clone(), room }),
-        None => Ok(config),
-    }
+    on_cluster(&mut config, cluster)?;
+    Ok(config)
 }
 
 /// Measures this machine and writes it to a file, which may hold what was measured before.
@@ -227,11 +233,32 @@ fn write_file(path: &Path, text: &str) -> Result<(), PlanCommandError> {
     written.map_err(|source| PlanCommandError::Write { path: path.into(), source })
 }
 
-/// Gives a run the devices of a cluster.
-fn on_cluster(config: &mut Config, cluster: &Cluster) {
-    let kind = if cluster.is_cpu() { "cpu" } else { "cuda" };
-    config.train.device = kind.into();
-    config.parallel.precision.choose(kind);
+/// Gives a run the devices of a cluster, if it has enough of them.
+fn on_cluster(config: &mut Config, cluster: &Cluster) -> Result<(), PlanCommandError> {
+    let gpus = config.parallel.gpus;
+    if let Some(room) = cluster.ranks().filter(|room| gpus > *room) {
+        return Err(PlanCommandError::TooSmall { gpus, cluster: cluster.name.clone(), room });
+    }
+    config.train.device = cluster.kind().into();
+    config.parallel.precision.choose(cluster.kind());
+    Ok(())
+}
+
+impl PlanArgs {
+    /// Refuses the same file for two formats.
+    fn check_files(&self) -> Result<(), PlanCommandError> {
+        let files = [("--trace", &self.trace), ("--svg", &self.svg), ("--html", &self.html)];
+        let files = files.iter().filter_map(|(flag, path)| Some((*flag, path.as_ref()?)));
+        let mut known: Vec<(&str, PathBuf)> = vec![];
+        for (second, path) in files {
+            let whole = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            if let Some((first, _)) = known.iter().find(|(_, other)| *other == whole) {
+                return Err(PlanCommandError::SameFile { first, second, path: path.clone() });
+            }
+            known.push((second, whole));
+        }
+        Ok(())
+    }
 }
 
 fn write(path: &Path, text: &str) -> Result<(), PlanCommandError> {
@@ -276,6 +303,9 @@ fn text(config: &Config, cluster: &Cluster, plan: &StepPlan) -> String {
         text += &line(&format!("waiting for {axes}"), *seconds);
     }
     text += &line("waiting for stages", figures.time.bubble);
+    if config.parallel.cpu_offload && !cluster.is_cpu() {
+        text += "  parallel.cpu_offload: its transfers are not included, nor that the optimizer runs on the CPU\n";
+    }
     text += &format!(
         "\nmemory of {}: {} of {}\n",
         if cluster.is_cpu() { "the ranks of a node" } else { "the fullest device" },

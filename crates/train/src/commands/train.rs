@@ -307,21 +307,30 @@ impl TrainArgs {
         optim.lr = lr;
     }
 
-    /// Returns the same arguments with another value of a key.
+    /// Returns the same arguments with a value of a key that [no flag sets](Self::flag_of).
     pub fn with(&self, key: &str, value: &str) -> Self {
         let mut with = self.clone();
-        // Flags take precedence over --set.
-        match key {
-            "parallel.gpus" => with.gpus = None,
-            "parallel.strategy" => with.strategy = None,
-            "train.steps" => with.steps = None,
-            "train.global_batch_size" => with.batch_size = None,
-            "train.seq_len" => with.seq_len = None,
-            "resilience.restarts" => with.restarts = None,
-            _ => {}
-        }
         with.set.push(format!("{key}={value}"));
         with
+    }
+
+    /// The flag that sets a key, or a part or the whole of its section, if it is given.
+    pub fn flag_of(&self, key: &str) -> Option<&'static str> {
+        let flags = [
+            ("--gpus", "parallel.gpus", self.gpus.is_some()),
+            ("--strategy", "parallel.strategy", self.strategy.is_some()),
+            ("--steps", "train.steps", self.steps.is_some()),
+            ("--epochs", "train.epochs", self.epochs.is_some()),
+            ("--lr", "optim.lr", self.lr.is_some()),
+            ("--batch-size", "train.global_batch_size", self.batch_size.is_some()),
+            ("--seq-len", "train.seq_len", self.seq_len.is_some()),
+            ("--data", "data.source", self.data.is_some()),
+            ("--val-data", "data.validation", self.val_data.is_some()),
+            ("--seed", "train.seed", self.seed.is_some()),
+        ];
+        let within = |key: &str, of: &str| key == of || key.strip_prefix(of).is_some_and(|rest| rest.starts_with('.'));
+        let flag = flags.iter().find(|(_, of, given)| *given && (within(of, key) || within(key, of)));
+        flag.map(|(flag, ..)| *flag).or(self.sets(key).then_some("--set"))
     }
 
     /// Returns a configuration file of what these arguments give, and of more settings.

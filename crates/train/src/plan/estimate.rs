@@ -1,10 +1,11 @@
 //! A rough estimate of a layout's time and memory, to sort thousands of layouts.
 
 use crate::config::Config;
+use crate::plan::memory_check;
 use crate::plan::step_time::{OPTIMIZER_BYTES, collective_of};
 use crate::plan::workload::workload;
 use comm::Axis;
-use fsdp::{ActivationCheckpointing, CallTraffic, Received, Strategy};
+use fsdp::{ActivationCheckpointing, CallTraffic, Received, Strategy, Wrap};
 use model::{ParameterSpec, Sharding};
 use plan::{Cluster, Collective, Group, Pass, Work};
 use schedule::{Pipeline, Ticks};
@@ -93,6 +94,8 @@ impl MicroBatch {
 pub(crate) struct Estimate {
     pub seconds: f64,
     pub bytes: f64,
+    /// Bytes that the fullest device needs for certain.
+    pub at_least: f64,
 }
 
 impl Estimate {
@@ -142,6 +145,31 @@ impl Estimate {
         };
         let two_units = if again_and_again { (2.0 / config.model.blocks() as f64).min(1.0) } else { 1.0 };
         let bytes = 4.0 * FP32 * shard + two_units * of_stage * (element + FP32) + activations;
-        Self { seconds: computed + shown.max(0.0) + stepped, bytes }
+        Self { seconds: computed + shown.max(0.0) + stepped, bytes, at_least: at_least(config, cluster, &of) }
     }
+}
+
+/// Returns a bound from below of the memory that is forecast for a layout. Ranks of one stage need the same, and the
+/// fullest stage at least the mean of all. Before a rank's first backward, it has forwarded a micro-batch through all its
+/// chunks, and in a pipeline or under `zero1` it has all their parameters. Before its last one, it has all gradients in
+/// fp32 if they are reduced once.
+fn at_least(config: &Config, cluster: &Cluster, of: &MicroBatch) -> f64 {
+    let parallel = &config.parallel;
+    let element = parallel.precision.param().dtype().size() as f64;
+    // Ranks on a CPU share what they gather; a copy in fp32 may have the shard in it.
+    let is_apart = !cluster.is_cpu() && element < FP32;
+    let stays = parallel.pp > 1 || matches!(parallel.strategy, Strategy::Zero1 | Strategy::ShardGradOp);
+    let gathered = if stays && is_apart { element * of.parameters.iter().sum::<f64>() } else { 0.0 };
+    let activations = match (parallel.activation_checkpointing, parallel.wrap) {
+        (ActivationCheckpointing::None, _) => of.graphs,
+        (_, Wrap::Block) => of.inputs,
+        _ => 0.0, // a call keeps one input for several blocks
+    };
+    let whole_backwards = parallel.virtual_stages() == 1 && !parallel.schedule.splits_backward();
+    let adds_up = config.fsdp().reduces_once() && whole_backwards && config.micro_batches() > 1;
+    let gradients = if adds_up && !parallel.cpu_offload { FP32 * of.parameters.iter().sum::<f64>() } else { 0.0 };
+    // The states of offloaded parameters are elsewhere.
+    let shard = if parallel.cpu_offload { 0.0 } else { FP32 * of.model / parallel.gpus as f64 };
+    let of_rank = memory_check::at_least(config, shard, (gathered + gradients + activations) / parallel.pp as f64);
+    if cluster.is_cpu() { parallel.gpus.min(cluster.devices_per_node) as f64 * of_rank } else { of_rank }
 }

@@ -67,6 +67,10 @@ const fn megatron_rate(flops: f64, layers: f64, width: f64) -> f64 {
     flops / (96.0 * layers * width * width * (1.0 + 2048.0 / 6.0 / width + 51200.0 / 16.0 / layers / width))
 }
 
+/// AutoModel gives layers that are left over to the first chunks: 61 layers in 32 chunks.
+const CHUNKS_OF_61: &str =
+    "parallel.stages=[2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1]";
+
 /// Runs for which no rate was chosen. AutoModel accumulates gradients over several pipelines a step, one of which is
 /// planned.
 const HELD_OUT: [Published; 6] = [
@@ -79,6 +83,7 @@ const HELD_OUT: [Published; 6] = [
             "parallel.pp=4",
             "parallel.schedule=interleaved_1f1b",
             "parallel.virtual_stages=8",
+            CHUNKS_OF_61,
             "parallel.ep=64",
             "train.seq_len=4096",
             "train.global_batch_size=2048",
@@ -96,6 +101,7 @@ const HELD_OUT: [Published; 6] = [
             "parallel.pp=8",
             "parallel.schedule=interleaved_1f1b",
             "parallel.virtual_stages=4",
+            CHUNKS_OF_61,
             "parallel.ep=32",
             "train.seq_len=4096",
             "train.global_batch_size=256",
@@ -297,6 +303,7 @@ const RUNS: [Published; 9] = [
             "parallel.pp=4",
             "parallel.schedule=interleaved_1f1b",
             "parallel.virtual_stages=8",
+            CHUNKS_OF_61,
             "parallel.ep=64",
             "train.seq_len=4096",
             "train.global_batch_size=512",
@@ -312,7 +319,7 @@ const RUNS: [Published; 9] = [
 fn published_step_times_are_planned() {
     let docs = include_str!("../../../../docs/plan.md");
     let mut missing = vec![];
-    for (runs, mean_error, largest) in [(&RUNS[..], 0.08, 0.15), (&HELD_OUT[..], 0.08, 0.2)] {
+    for (runs, mean_error, largest) in [(&RUNS[..], 0.08, 0.15), (&HELD_OUT[..], 0.08, 0.15)] {
         let mut errors = vec![];
         for Published { name, measured, preset, settings, cluster, program } in runs {
             let settings: Vec<String> = settings.iter().map(|setting| setting.to_string()).collect();
@@ -321,7 +328,8 @@ fn published_step_times_are_planned() {
             config.parallel.precision.choose("cuda");
             let mut cluster = Cluster::named(cluster).unwrap();
             program(&mut cluster);
-            let assumptions = Assumptions { experts_in_order: name.starts_with("NeMo AutoModel") };
+            let of_auto_model = name.starts_with("NeMo AutoModel");
+            let assumptions = Assumptions { experts_in_order: of_auto_model, reduces_before_sending: of_auto_model };
             let summary = step_time(&config, &cluster, assumptions).unwrap().summary();
             let tokens = config.train.global_batch_size * config.train.seq_len;
             let planned = tokens as f64 / summary.step / config.parallel.gpus as f64;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! pp, schedule, tp, ep, strategy, micro-batch, recomputation (see `candidates` for their values)
-//!   ── valid? ──> sorted by estimated time ──> the first whose forecast memory fits ──> simulated
+//!   ── valid? ── may fit? ──> sorted by estimated time ──> the first whose forecast memory fits ──> simulated
 //! ```
 //!
 //! The estimate adds up the time of one micro-batch over all calls, the bubble in closed form, and what of the sharded
@@ -46,7 +46,8 @@ pub(crate) struct Found {
     pub valid: usize,
     /// Layouts whose memory was forecast.
     pub examined: usize,
-    /// Bytes that the layout takes which is estimated to be the smallest, if none fits.
+    /// Bytes that the smallest layout needs per device, if none fits: a bound from below of all, or the forecast of the
+    /// one that is estimated to be the smallest.
     pub smallest: usize,
 }
 
@@ -68,6 +69,9 @@ pub(crate) fn search(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) ->
             (Estimate::new(&config, cluster, of), config)
         })
         .collect();
+    // Forecasts take much longer than estimates.
+    let least = estimates.iter().map(|(of, _)| of.at_least).fold(f64::INFINITY, f64::min);
+    estimates.retain(|(of, _)| of.at_least <= cluster.device.memory);
     // What is far from fitting comes last.
     let ranks = if cluster.is_cpu() { config.parallel.gpus.min(cluster.devices_per_node) } else { 1 };
     let is_large = |of: &Estimate| ranks as f64 * of.bytes > LARGE * cluster.device.memory;
@@ -76,7 +80,7 @@ pub(crate) fn search(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) ->
     let (mut fitting, mut examined) = first_fitting(estimates.iter().map(|(_, config)| config), cluster);
     if fitting.is_empty() {
         estimates.sort_by(|(a, _), (b, _)| a.bytes.total_cmp(&b.bytes));
-        smallest = estimates.first().map_or(0, |(_, config)| device_memory(config, cluster).most);
+        smallest = estimates.first().map_or(least as usize, |(_, config)| device_memory(config, cluster).most);
         let (small, more) = first_fitting(estimates.iter().map(|(_, config)| config), cluster);
         (fitting, examined) = (small, (examined + more).min(valid));
     }
@@ -195,4 +199,32 @@ fn candidates(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) 
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Source;
+
+    /// Layouts that are left out unseen do not fit.
+    #[test]
+    fn no_forecast_is_below_the_bound() {
+        for (preset, gpus, cluster) in [("gpt2-124m", 8, "h100-sxm"), ("llama3-8b", 32, "h100-sxm")] {
+            let settings = [format!("parallel.gpus={gpus}"), "train.global_batch_size=512".into()];
+            let mut config = Config::load(Source::Preset(preset), &settings).unwrap();
+            let cluster = Cluster::named(cluster).unwrap();
+            config.train.device = cluster.kind().into();
+            config.parallel.precision.choose(cluster.kind());
+            let layouts = candidates(&config, &cluster, &|_| false);
+            assert!(layouts.len() > 20, "{preset}");
+            let mut parts = vec![];
+            for config in layouts.iter().step_by(layouts.len() / 20) {
+                let of = Estimate::new(config, &cluster, MicroBatch::new(config, &cluster));
+                let forecast = device_memory(config, &cluster).most as f64;
+                assert!(of.at_least <= forecast, "{} of {forecast}: {:?}", of.at_least, config.parallel);
+                parts.push(of.at_least / forecast);
+            }
+            assert!(parts.iter().sum::<f64>() > 0.3 * parts.len() as f64, "{preset}: {parts:?}");
+        }
+    }
 }

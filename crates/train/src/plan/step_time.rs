@@ -27,8 +27,11 @@ pub(crate) const OPTIMIZER_BYTES: f64 = 28.0;
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Assumptions {
     /// Whether a token's experts follow each other, as in benchmarks whose gate deals them out in order: then a token is
-    /// sent to as few ranks as hold `top_k` experts, not to `top_k` ranks.
+    /// sent to the ranks that hold `top_k` neighbouring experts, not to `top_k` ranks.
     pub experts_in_order: bool,
+    /// In a pipeline: whether a stage starts to reduce the gradients of a chunk after the chunk's backward, and waits for
+    /// that before it sends the gradient of its input, as PyTorch does. Kiln reduces beside the backward, and sends first.
+    pub reduces_before_sending: bool,
 }
 
 /// Simulates a step of a run on a cluster.
@@ -54,10 +57,8 @@ pub(crate) fn step_time(config: &Config, cluster: &Cluster, assumptions: Assumpt
     let run = SharesRun { world_size, ranks: &numbers, micro_batches, calls: &calls, on_cpu: workload.on_cpu };
     let operations = units.operations(&fsdp, run).expect("the configuration is validated");
     let mesh = fsdp.mesh(world_size).expect("the configuration is validated");
-    let sent = config.moe.as_ref().filter(|_| assumptions.experts_in_order).map_or(1.0, |moe| {
-        let of_rank = moe.num_experts / config.parallel.ep;
-        moe.top_k.div_ceil(of_rank) as f64 / moe.top_k as f64
-    });
+    let sent = config.moe.as_ref().filter(|_| assumptions.experts_in_order);
+    let sent = sent.map_or(1.0, |moe| sent_in_order(moe.num_experts, moe.num_experts / config.parallel.ep, moe.top_k));
     let mut time = RankTime {
         cluster,
         mesh,
@@ -67,13 +68,62 @@ pub(crate) fn step_time(config: &Config, cluster: &Cluster, assumptions: Assumpt
         sent,
         groups: HashMap::new(),
     };
-    let program = |(rank, operations): (&usize, Vec<Operation>)| {
+    let program = |(rank, mut operations): (&usize, Vec<Operation>)| {
+        if assumptions.reduces_before_sending && config.parallel.pp > 1 {
+            operations = reduced_before_sending(operations);
+        }
         (time.rank, time.groups) = (*rank, HashMap::new());
         let tasks = operations.iter().map(|operation| time.task(operation)).collect();
         RankProgram { stage: rank / of_stage, rank: *rank, ranks, tasks }
     };
     let steps: Vec<RankProgram> = numbers.iter().zip(operations).map(program).collect();
     simulate(&steps, cluster.shared_cores(config.parallel.gpus))
+}
+
+/// Returns the part of a token's rows for experts that is sent if token i has the experts `k i` to `k i + k - 1`, modulo
+/// their number, and is sent once to each rank that holds some of them.
+fn sent_in_order(experts: usize, of_rank: usize, k: usize) -> f64 {
+    let ranks = |token: usize| {
+        let (first, last) = (token * k % experts, (token * k + k - 1) % experts);
+        let (first, last) = (first / of_rank, last / of_rank);
+        (last + experts / of_rank - first) % (experts / of_rank) + 1
+    };
+    (0..experts).map(ranks).sum::<usize>() as f64 / (experts * k) as f64
+}
+
+/// Starts the reductions of a chunk after its backward, and waits for them before its gradient is sent.
+///
+/// ```text
+/// before  B3.0 flatten3 reduce3 B2.0 flatten2 wait3 reduce2 s<1.0 wait2
+/// after   B3.0 flatten3 B2.0 flatten2 reduce3 reduce2 wait3 wait2 s<1.0
+/// ```
+fn reduced_before_sending(operations: Vec<Operation>) -> Vec<Operation> {
+    let (mut out, mut reductions): (Vec<Operation>, Vec<Operation>) = (Vec::with_capacity(operations.len()), vec![]);
+    for operation in operations {
+        let of_backward = |kind| matches!(kind, Kind::Recompute | Kind::Backward | Kind::Input | Kind::Weights);
+        match operation.op {
+            Op::Reduce { .. } => reductions.push(operation),
+            Op::Wait { .. } => {} // follows its reduction
+            Op::Run { kind, .. } if of_backward(kind) => out.push(operation),
+            Op::Gather { .. } | Op::Free { .. } | Op::Flatten { .. } | Op::Add { .. } => out.push(operation),
+            _ => {
+                out.append(&mut with_waits(&mut reductions));
+                out.push(operation);
+            }
+        }
+    }
+    out.append(&mut with_waits(&mut reductions));
+    out
+}
+
+/// Takes reductions, and adds a wait for each.
+fn with_waits(reductions: &mut Vec<Operation>) -> Vec<Operation> {
+    let wait = |reduction: &Operation| {
+        let Op::Reduce { unit, .. } = reduction.op else { return None };
+        Some(Operation { op: Op::Wait { unit }, transfers: vec![], functions: 0..0, elements: 0 })
+    };
+    let waits: Vec<Operation> = reductions.iter().filter_map(wait).collect();
+    reductions.drain(..).chain(waits).collect()
 }
 
 /// Returns the collective of this name; a ring of exchanges is one.
@@ -173,5 +223,33 @@ impl RankTime<'_> {
         let part = if collective == Collective::AllToAll { *sent } else { 1.0 };
         let seconds = cluster.communicate(collective, part * transfer.bytes as f64, group);
         Exchange { axes: axes.clone(), seconds }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use schedule::{Direction, Value};
+
+    #[test]
+    fn a_chunk_reduces_before_it_sends() {
+        let run = |call| Op::Run { kind: Kind::Backward, call, micro_batch: 0, slot: None };
+        let reduce = |unit| Op::Reduce { unit, micro_batch: 0, sends: true, last: true };
+        let value = Value { way: Direction::Backward, call: 1, micro_batch: 0 };
+        let send = Op::Send { value, to: Peer::Stage(0) };
+        let (flatten, wait) = (|unit| Op::Flatten { unit }, |unit| Op::Wait { unit });
+        let before = [run(3), flatten(3), reduce(3), run(2), flatten(2), wait(3), reduce(2), send, wait(2)];
+        let operation = |op| Operation { op, transfers: vec![], functions: 0..0, elements: 0 };
+        let after = reduced_before_sending(before.into_iter().map(operation).collect());
+        let after: Vec<String> = after.iter().map(|operation| operation.op.to_string()).collect();
+        assert_eq!(after.join(" "), "B3.0 flatten3 B2.0 flatten2 reduce3 reduce2 wait3 wait2 s<1.0");
+    }
+
+    #[test]
+    fn experts_in_order_are_on_few_ranks() {
+        // Of 12 experts a rank, tokens have 0 to 7, 8 to 15, 16 to 23: one, two, one rank.
+        for (experts, of_rank, sent) in [(256, 4, 2.0 / 8.0), (128, 16, 1.0 / 8.0), (384, 12, 4.0 / 3.0 / 8.0)] {
+            assert!((sent_in_order(experts, of_rank, 8) - sent).abs() < 1e-12, "{experts} experts, {of_rank} a rank");
+        }
     }
 }

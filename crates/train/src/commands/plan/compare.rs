@@ -46,7 +46,7 @@ pub fn compare(run: &Path, cluster: &Cluster) -> Result<Vec<Planned>, PlanComman
     if measured.steps.is_empty() {
         return Err(PlanCommandError::NoSteps(run.into()));
     }
-    super::on_cluster(&mut config, cluster);
+    super::on_cluster(&mut config, cluster)?;
     let figures = StepPlan::new(&config, cluster)?.figures;
     let row = |name: &str, unit, planned, measured| Planned { name: name.into(), unit, planned, measured };
     let (step, tokens) = (measured.step(), figures.tokens_per_step as f64);

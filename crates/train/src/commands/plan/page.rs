@@ -8,7 +8,7 @@ use crate::plan::step_plan::StepPlan;
 use ::report::STYLE;
 use fsdp::{Bytes, Category};
 use plan::chart::{Layer, curve, stack};
-use plan::{Activity, Cluster, Timeline, shown_time};
+use plan::{Activity, Cluster, LEGEND, Timeline, shown_time};
 use schedule::Op;
 
 /// Points of a plot at most; more cannot be told apart.
@@ -28,14 +28,19 @@ pub fn page(config: &Config, cluster: &Cluster, timeline: &Timeline, text: &str)
          <style>{STYLE}\n.card svg {{ width: 100%; }} .card pre {{ margin: 0; overflow-x: auto; }}</style>\n</head>\n<body>\n\
          <p id=\"product\">Kiln <span>plan</span></p>\n<h1>{title}</h1>\n\
          <div class=\"card\"><pre>{}</pre></div>\n\
-         <h2>A step <small>one rank of each stage</small></h2>\n<div class=\"card\">{}{LEGEND}</div>\n{memory}{scaling}</body>\n</html>\n",
+         <h2>A step <small>one rank of each stage; empty: waiting for a stage</small></h2>\n\
+         <div class=\"card\">{}{}</div>\n{memory}{scaling}</body>\n</html>\n",
         in_html(table.trim_end()),
         timeline.svg(),
+        keys(LEGEND.into_iter()),
     )
 }
 
-const LEGEND: &str = "<p class=\"soft\">Blue: forward. Light blue: recomputation. Green: backward. Light green: gradients of weights. \
-     Grey: other operations. Red: waiting for communication. White: waiting for a stage. Orange, below: gathers and reductions.</p>";
+/// Names of colours.
+fn keys<'a>(of: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    let key = |(color, name)| format!("<span><i class=\"swatch\" style=\"background:{color}\"></i>{name}</span> ");
+    format!("<div class=\"keys\">{}</div>", of.map(key).collect::<String>())
+}
 
 /// What the rank that needs the most holds over the step.
 fn memory(config: &Config, timeline: &Timeline) -> String {
@@ -56,14 +61,11 @@ fn memory(config: &Config, timeline: &Timeline) -> String {
         .filter(|layer| layer.heights.iter().any(|height| *height > 0.0))
         .collect();
     let plot = stack(&ends, &layers, &|height| bytes(height as usize), &shown_time);
-    let keys = layers.iter().map(|Layer { name, color, .. }| {
-        format!("<span><i class=\"swatch\" style=\"background:{color}\"></i>{name}</span> ")
-    });
     format!(
         "<h2>Memory over the step <small>rank {}, without what operations need while they run</small></h2>\n\
-         <div class=\"card\">{plot}<div class=\"keys\">{}</div></div>\n",
+         <div class=\"card\">{plot}{}</div>\n",
         ranks[i],
-        keys.collect::<String>()
+        keys(layers.iter().map(|Layer { name, color, .. }| (color.as_str(), name.as_str())))
     )
 }
 
@@ -106,7 +108,7 @@ fn scaling(config: &Config, cluster: &Cluster) -> String {
     let names: Vec<String> = speeds.iter().map(|(gpus, _)| format!("{gpus} ranks")).collect();
     let (values, ideal): (Vec<f64>, Vec<f64>) =
         speeds.iter().map(|(gpus, speed)| (*speed, of_first * *gpus as f64 / first as f64)).unzip();
-    let plot = curve(&names, &values, &ideal, &|rate| human(rate as usize));
+    let plot = curve(&names, &values, &ideal, "var(--c0)", &|rate| human(rate as usize));
     format!(
         "<h2>More and fewer ranks <small>tokens/s with the same batch; dashed: in proportion to the ranks</small></h2>\n\
          <div class=\"card\">{plot}</div>\n"

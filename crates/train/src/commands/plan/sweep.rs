@@ -2,6 +2,7 @@
 
 use super::{PlanCommandError, configured};
 use crate::commands::train::TrainArgs;
+use crate::error::TrainError;
 use crate::format::{bytes, human};
 use crate::plan::step_plan::{Figures, StepPlan};
 use plan::Cluster;
@@ -11,7 +12,7 @@ use std::str::FromStr;
 /// A key and its values, as in `parallel.gpus=8,16`.
 #[derive(Debug, Clone)]
 pub struct Sweep {
-    key: String,
+    pub key: String,
     values: Vec<String>,
 }
 
@@ -21,17 +22,42 @@ impl FromStr for Sweep {
     fn from_str(text: &str) -> Result<Self, String> {
         let (key, values) = text.split_once('=').unwrap_or((text, ""));
         let values: Vec<String> = values.split(',').map(|value| value.trim().to_string()).collect();
-        if key.is_empty() || values.iter().any(String::is_empty) {
+        if key.split('.').any(str::is_empty) || values.iter().any(String::is_empty) {
             return Err("give a key and its values, as in parallel.gpus=8,16,32".into());
         }
         Ok(Self { key: key.into(), values })
     }
 }
 
+/// Names `--sweep` in an error of the swept key, which nothing else sets: it is set as `--set` would.
+fn of_sweep(mut error: PlanCommandError, swept: &str) -> PlanCommandError {
+    let PlanCommandError::Train(of_train) = &mut error else { return error };
+    match of_train {
+        TrainError::UnknownKey { key, origin, .. } | TrainError::WrongValue { key, origin, .. }
+            if origin == "--set" && (*key == *swept || key.starts_with(&format!("{swept}."))) =>
+        {
+            *origin = "--sweep".into();
+        }
+        TrainError::ConfigSyntax { origin, .. } => {
+            if let Some(given) = origin.strip_prefix("--set ").filter(|given| given.starts_with(&format!("{swept}="))) {
+                *origin = format!("--sweep {given}");
+            }
+        }
+        _ => {}
+    }
+    error
+}
+
 /// Plans every value. The row of a value that cannot be planned has the reason; if none can, that is the error.
+///
+/// # Errors
+/// If the arguments of training set the key, too.
 pub fn sweep(of: &Sweep, train: &TrainArgs, cluster: &Cluster, as_json: bool) -> Result<String, PlanCommandError> {
+    if let Some(flag) = train.flag_of(&of.key) {
+        return Err(PlanCommandError::SweptAndSet { key: of.key.clone(), flag });
+    }
     let plan = |value: &String| -> Result<Figures, PlanCommandError> {
-        let config = configured(&train.with(&of.key, value), cluster)?;
+        let config = configured(&train.with(&of.key, value), cluster).map_err(|error| of_sweep(error, &of.key))?;
         let figures = StepPlan::new(&config, cluster)?.figures;
         Ok(figures)
     };

@@ -26,7 +26,7 @@ use advice::Patient;
 use available::Available;
 pub(crate) use available::Watched;
 pub(crate) use estimate::Estimate;
-pub(crate) use need::{Machine, forecast, of_rank, of_run, over_step};
+pub(crate) use need::{Machine, at_least, forecast, of_rank, of_run, over_step};
 use need::{Need, Pool};
 pub(crate) use rows::Row;
 

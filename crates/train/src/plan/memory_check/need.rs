@@ -3,6 +3,7 @@
 use super::rows::{MemoryRows, Row};
 use crate::config::Config;
 use crate::host::device;
+use crate::plan::layout::different_ranks;
 use crate::plan::units::units;
 use crate::plan::workload::workload;
 use burn::tensor::Device;
@@ -43,6 +44,8 @@ const OF_A_RANK: f64 = 20e6;
 /// Allocator reserve as a fraction of what is in use; measured. It is larger if ranks pass memory to each other.
 const RESERVE: f64 = 0.3;
 const RESERVE_OF_RANKS: f64 = 0.4;
+/// Shards that a checkpoint holds while it is written: parameters and two moments.
+const CHECKPOINTED: f64 = 3.0;
 /// Models with more blocks are extrapolated from this many.
 const BLOCKS: usize = 1000;
 
@@ -52,7 +55,7 @@ pub fn of_run(config: &Config, machine: Machine) -> Vec<Need> {
     let ranks = of_a_device(config, machine);
     let of_rank = *ranks.iter().max_by(|a, b| a.total().total_cmp(&b.total())).expect("a device has a rank");
     let of_all = together(config, &ranks, machine.threads && machine.devices == 1);
-    let reserve = if config.parallel.gpus > 1 { RESERVE_OF_RANKS } else { RESERVE };
+    let reserve = reserve(config);
     let need = |pool, ranks: usize, of_rank: MemoryRows, of_all: MemoryRows| {
         let with_allocator = |mut rows: MemoryRows, ranks: usize| {
             let processes = if machine.threads { 1 } else { ranks };
@@ -72,6 +75,18 @@ pub fn of_run(config: &Config, machine: Machine) -> Vec<Need> {
         need(Pool::Device, ranks.len(), without_rest(of_rank), without_rest(of_all)),
         need(Pool::Host, machine.ranks, of_rank.rest(), of_host),
     ]
+}
+
+fn reserve(config: &Config) -> f64 {
+    if config.parallel.gpus > 1 { RESERVE_OF_RANKS } else { RESERVE }
+}
+
+/// What some rank needs at least, all told, if the shards of the ranks have a mean of `shard` bytes in fp32 and if at
+/// some moment of the step each rank holds at least `held` bytes besides its parameters and moments in fp32, again as a
+/// mean; the other moment is that of the optimizer's steps, when each rank has the gradients of its shard.
+pub fn at_least(config: &Config, shard: f64, held: f64) -> f64 {
+    let saved = if config.saves_on_the_way() { CHECKPOINTED * shard } else { 0.0 };
+    (1.0 + reserve(config)) * (3.0 * shard + held.max(shard) + saved)
 }
 
 /// The micro-batch size of a rank, and its micro-batches per step.
@@ -115,15 +130,10 @@ fn of_a_device(config: &Config, machine: Machine) -> Vec<MemoryRows> {
         let others = if ranks > 1 { of_rank(config, 1) } else { MemoryRows::default() };
         return std::iter::once(of_rank(config, 0)).chain(vec![others; ranks - 1]).collect();
     }
-    let all: Vec<MemoryRows> = match is_block {
-        true => rows_of(config, &(0..config.parallel.gpus).collect::<Vec<_>>()),
-        // The ranks of a stage have equal needs.
-        false => {
-            let of_stage = config.parallel.gpus / config.parallel.pp;
-            let last: Vec<usize> = (1..=config.parallel.pp).map(|stage| stage * of_stage - 1).collect();
-            rows_of(config, &last).into_iter().flat_map(|rows| vec![rows; of_stage]).collect()
-        }
-    };
+    // Each stands for as many ranks.
+    let different = rows_of(config, &different_ranks(config));
+    let alike = config.parallel.gpus / different.len();
+    let all: Vec<MemoryRows> = different.into_iter().flat_map(|rows| vec![rows; alike]).collect();
     let of_device = |device| all.iter().skip(device).step_by(machine.devices).copied().collect();
     let total = |ranks: &Vec<MemoryRows>| ranks.iter().map(MemoryRows::total).sum::<f64>();
     let most = match machine.threads {
@@ -167,7 +177,7 @@ fn rows(config: &Config, forecast: &Forecast) -> MemoryRows {
     }
     rows[Row::Working] = forecast.working as f64;
     if config.saves_on_the_way() {
-        rows[Row::Checkpoint] = 3.0 * rows.shard();
+        rows[Row::Checkpoint] = CHECKPOINTED * rows.shard();
     }
     rows
 }
