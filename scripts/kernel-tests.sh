@@ -4,7 +4,7 @@
 # One set of packages and features, so that Burn is compiled once. (`cargo run` accepts one package, which gives the
 # crates below Burn other features.) The argument is CubeCL's compiler for CUDA, `llvm` or `nvrtc`.
 kernel_build() {
-    local -A cuda=([llvm]=train/cuda [nvrtc]=train/cuda-cpp)
+    local -A cuda=([llvm]=train/nccl [nvrtc]=train/cuda-cpp,train/nccl)
     printf '%s\n' --locked --package={kiln-moe,kiln-fused,kiln-model,kiln-comm,kiln-fsdp,train} \
         --features="kiln-moe/offline,kiln-fused/offline,train/cpu-jit,train/vulkan,${cuda[$1]}"
 }
