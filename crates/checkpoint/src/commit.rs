@@ -89,9 +89,7 @@ impl Folder {
         let partial = self.partial(index.step);
         fs::create_dir_all(&partial).map_err(CheckpointError::write(&partial))?;
         self.sync_parent()?;
-        let files = index.files.iter().chain([&index.table]).map(|file| &*file.name);
-        // The index says that all is there.
-        for name in files.chain([BLOCKS, "index.json"]) {
+        for name in index.file_names() {
             let (from, to) = (from.join(name), partial.join(name));
             let mut source = File::open(&from).map_err(CheckpointError::read(&from))?;
             write_synced_with(&to, |file| std::io::copy(&mut source, file).map(drop))?;

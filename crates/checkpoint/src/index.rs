@@ -1,7 +1,7 @@
 //! The contents of `index.json`.
 
 use crate::blocks::{Digest, hex, root};
-use crate::files::read_small;
+use crate::files::{BLOCKS, read_small};
 use crate::region::elements;
 use crate::table::TABLE;
 use crate::{CheckpointError, Kind};
@@ -144,6 +144,12 @@ impl Index {
         self.files.get(self.world_size..).unwrap_or_default()
     }
 
+    /// Names of all files of the checkpoint. The last one is that of the index: who has it after all others has a whole
+    /// checkpoint.
+    pub fn file_names(&self) -> impl Iterator<Item = &str> {
+        self.files.iter().chain([&self.table]).map(|file| &*file.name).chain([BLOCKS, "index.json"])
+    }
+
     /// The version that this crate writes and reads.
     pub const FORMAT: u32 = 2;
 
@@ -161,8 +167,11 @@ impl Index {
         Self::from_json(&text.map_err(|_| CheckpointError::broken(path, "not an index: it is no text"))?, path)
     }
 
-    /// Parses JSON. Refuses an index that was changed after it was written.
-    pub(crate) fn from_json(text: &str, path: &Path) -> Result<Self, CheckpointError> {
+    /// Parses JSON from `path`. Refuses an index that was changed after it was written.
+    ///
+    /// # Errors
+    /// If it is no index, or one of another format, or one that was changed.
+    pub fn from_json(text: &str, path: &Path) -> Result<Self, CheckpointError> {
         let broken = |reason: String| CheckpointError::broken(path, reason);
         if let Ok(Version { format }) = serde_json::from_str(text)
             && format != Self::FORMAT

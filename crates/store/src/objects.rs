@@ -225,8 +225,8 @@ fn connect(place: Place) -> Result<Arc<dyn ObjectStore>, Error> {
 
 /// An error with its cause in one line, and what helps against the usual ones.
 fn failed(what: &'static str, url: String, scheme: Scheme, error: &Error) -> StoreError {
-    let why = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-    let has = |text: &str| why.contains(text);
+    let text = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    let has = |part: &str| text.contains(part);
     let credentials = match scheme {
         Scheme::S3 => "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         Scheme::Google => "GOOGLE_APPLICATION_CREDENTIALS",
@@ -248,5 +248,28 @@ fn failed(what: &'static str, url: String, scheme: Scheme, error: &Error) -> Sto
         }
         _ => String::new(),
     };
-    StoreError::Failed { what, url, why, remedy }
+    StoreError::Failed { what, url, why: answer(&text).unwrap_or(text), remedy }
+}
+
+/// What a server has said in XML, as S3 and Azure do: `The specified bucket does not exist (NoSuchBucket)`.
+fn answer(error: &str) -> Option<String> {
+    let of =
+        |tag: &str| error.split_once(&format!("<{tag}>"))?.1.split_once(&format!("</{tag}>")).map(|(text, _)| text);
+    Some(format!("{} ({})", of("Message")?.trim_end_matches('.'), of("Code")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_in_one_line_what_the_server_said_and_what_helps() {
+        let of = |text: &str| Error::NotFound { path: "a".into(), source: text.into() };
+        let xml = "404:\n<Error><Code>NoSuchBucket</Code>\n<Message>It does not exist.</Message></Error>";
+        let error = failed("write", "s3://b/a".into(), Scheme::S3, &of(xml)).to_string();
+        let remedy = "check the bucket's name, or create the bucket";
+        assert_eq!(error, format!("cannot write s3://b/a: It does not exist (NoSuchBucket): {remedy}"));
+        let error = failed("write", "s3://b/a".into(), Scheme::S3, &of("PUT http://169.254.169.254/x failed"));
+        assert!(error.to_string().ends_with("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"), "{error}");
+    }
 }

@@ -12,6 +12,7 @@ use model::ModelConfig;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
+use store::StoreError;
 
 /// Why a run failed. Each message names the file, key or rank, and says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -191,6 +192,22 @@ pub enum TrainError {
         path.display()
     )]
     OtherCheckpoint { path: PathBuf },
+
+    #[error("checkpoint.upload: {0}")]
+    Upload(StoreError),
+
+    #[error(
+        "checkpoint.upload: {url} has the checkpoints of another run, the newest of step {newest}: resume that run with `{} --resume {url}`, \
+         or choose another place with --set checkpoint.upload=URL",
+        program::name()
+    )]
+    UploadInUse { url: String, newest: u64 },
+
+    #[error("--resume: {0}")]
+    Download(#[from] StoreError),
+
+    #[error("{url}: {problem}")]
+    NotInStore { url: String, problem: String },
 
     #[error("{} exists and is not an empty folder: name a new one with --out", path.display())]
     FolderInUse { path: PathBuf },

@@ -17,6 +17,7 @@ use crate::run::copies;
 use crate::run::data_mark;
 use crate::run::folder::{RunFolder, config_in};
 use crate::run::options::RunOptions;
+use crate::run::remote::upload::{self, Uploads};
 use crate::run::resume::{self, Resume};
 use crate::trainer::batch::check_documents;
 use crate::trainer::epochs;
@@ -28,7 +29,7 @@ use checkpoint::{Checkpoint, Folder, Index};
 use comm::RankFailure;
 use data::{Buckets, Windows};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicIsize};
+use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 
 /// Models with at least this many parameters take noticeable time to initialize.
 const LARGE: usize = 20_000_000;
@@ -61,6 +62,7 @@ pub(crate) fn train_launched(
     if in_steps {
         expect_unfinished(checkpoint.as_ref(), config.train.steps)?;
     }
+    let bucket = if launch.has_rank_0() && !options.dry_run { upload::open(&config)? } else { None };
     let faults = Faults::of_environment()?;
     let asked = config.parallel.clone();
     let devices = Devices::new(&config.train.device, 1)?;
@@ -123,6 +125,7 @@ pub(crate) fn train_launched(
     let windows = || Arc::new(Windows::new(&dataset, trained, config.train.seed, config.train.seq_len));
     let windows = buckets.is_none().then(windows);
     let whole = Config { parallel: ParallelConfig { precision: config.parallel.precision, ..asked }, ..config.clone() };
+    let uploads = bucket.map(|bucket| Uploads::new(bucket, resume.as_ref(), &config)).transpose()?.map(Arc::new);
     let folder = launch.has_rank_0().then(|| options.folder(&whole)).transpose()?;
 
     let done = resume.as_ref().map_or(0, Resume::step);
@@ -145,6 +148,7 @@ pub(crate) fn train_launched(
         data: prepared,
         folder,
         resume,
+        uploads,
         progress,
         flights: Arc::default(),
         devices: count,
@@ -179,9 +183,14 @@ pub(crate) fn train_launched(
         && launch.processes().is_none()
     {
         let completed = Folder::of_run(folder.path()).clean(&copies::are_same).unwrap_or_default();
-        completed
-            .iter()
-            .for_each(|path| job.progress.say(&format!("saved {}, which all ranks had written", path.display())));
+        for path in &completed {
+            job.progress.say(&format!("saved {}, which all ranks had written", path.display()));
+            job.uploads.iter().for_each(|uploads| uploads.start(path));
+        }
+    }
+    // A supervisor starts a failed run again at once, and that attempt uploads what is missing.
+    if let Some(uploads) = job.uploads.as_ref().filter(|_| outcomes.is_ok() || !attempt::is_supervised()) {
+        uploads.finish(|line| job.progress.say(line), job.stop.load(Ordering::Relaxed));
     }
     let outcomes = outcomes.map_err(|failure| match failure {
         // A single rank's error needs no rank; with several, the rank says where to look.

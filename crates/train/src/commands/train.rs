@@ -12,6 +12,7 @@ use crate::host::signals::{self, interrupted, stop_after_a_step, stop_at_once};
 use crate::program;
 use crate::run::folder::{CONFIG, run_of};
 use crate::run::options::RunOptions;
+use crate::run::remote::download;
 use crate::run::resume::{self, Start, Verification};
 use crate::supervisor::{self, Threads};
 use crate::terminal::{say, to_stderr};
@@ -75,8 +76,8 @@ pub struct TrainArgs {
     out: Option<PathBuf>,
     /// Resume from a checkpoint, on any number of ranks, under any strategy: a run's folder, RUN@best, RUN@12 (that
     /// step), a folder step-N, `latest`, or `auto`, which skips damaged checkpoints and starts from the beginning if
-    /// there is none
-    #[arg(long, value_name = "auto|latest|DIR")]
+    /// there is none; or s3://BUCKET/PREFIX, with @best or @12 too, which is downloaded into the run's folder
+    #[arg(long, value_name = "auto|latest|DIR|URL")]
     resume: Option<PathBuf>,
     /// With --resume, for a model whose parameters differ from the checkpoint's: load those that match by name and
     /// shape, and initialize the others
@@ -189,8 +190,14 @@ impl TrainArgs {
     /// are the ranks.
     pub(crate) fn resolve(&self, processes: Option<usize>) -> Result<(Config, RunOptions), TrainError> {
         let whole = if processes.is_some() { Verification::Index } else { Verification::EveryByte };
+        let fetched = self
+            .resume
+            .as_deref()
+            .and_then(download::url)
+            .map(|url| download::fetch(url, self.out.as_deref(), self.dry_run, self.quiet));
+        let fetched = fetched.transpose()?;
         let find = |which: &PathBuf| resume::find(which, self.out.as_deref(), self.model.as_deref(), whole);
-        let (resume, again_in) = match self.resume.as_ref().map(find).transpose()? {
+        let (resume, again_in) = match fetched.as_ref().or(self.resume.as_ref()).map(find).transpose()? {
             None => (None, None),
             Some(Start::From(checkpoint)) => (Some(checkpoint), None),
             Some(Start::Anew { again_in }) => (None, again_in),
@@ -259,6 +266,11 @@ impl TrainArgs {
                 dry_run: self.dry_run,
             },
         ))
+    }
+
+    /// Whether the arguments download a checkpoint into a folder that they do not name.
+    pub fn downloads_anywhere(&self) -> bool {
+        self.out.is_none() && self.resume.as_deref().and_then(download::url).is_some()
     }
 
     /// `--set`, followed by the flags that `parallel.adaptive` considers. Without an explicit number of ranks, the

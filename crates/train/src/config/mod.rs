@@ -242,11 +242,14 @@ pub struct CheckpointConfig {
     /// Seconds in which a checkpoint must be completely written on all disks; otherwise the run ends with an error that
     /// names the ranks. Training continues meanwhile, until the next checkpoint.
     pub timeout: u64,
+    /// Where each checkpoint is copied in the background: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`
+    /// or `file:///FOLDER`; null copies none. It requires a build with `--features cloud`. Nothing is removed there.
+    pub upload: Option<String>,
 }
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        Self { every: 100, every_minutes: None, keep: 2, keep_every: 0, keep_best: true, timeout: 3600 }
+        Self { every: 100, every_minutes: None, keep: 2, keep_every: 0, keep_best: true, timeout: 3600, upload: None }
     }
 }
 

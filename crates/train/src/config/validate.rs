@@ -126,6 +126,12 @@ impl Config {
             format!(
                 "checkpoint.every_minutes is {minutes:?}: give a number above 0, such as 30, or null for none by time"
             )
+        })?;
+        let Some(url) = &self.checkpoint.upload else { return Ok(()) };
+        store::check(url).map_err(TrainError::Upload)?;
+        require(self.checkpoint.keep > 0, || {
+            "checkpoint.upload is given, and checkpoint.keep is 0, so there is nothing to upload: keep at least 1"
+                .into()
         })
     }
 

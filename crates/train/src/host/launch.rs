@@ -112,6 +112,11 @@ impl Launch {
     }
 }
 
+/// Whether a launcher started this process as one of several.
+pub(crate) fn is_one_of_several() -> bool {
+    started_by(&|name| env::var(name).ok()).is_some()
+}
+
 /// The launcher that started this process as one of several.
 struct StartedBy {
     launcher: &'static str,

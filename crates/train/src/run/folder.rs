@@ -314,6 +314,16 @@ fn is_reserved(folder: &Path) -> bool {
     fs::read_dir(folder).is_ok_and(|mut entries| entries.all(|entry| entry.is_ok_and(is_supervisor)))
 }
 
+/// Whether a folder holds nothing but what an interrupted download of a checkpoint has left.
+pub(crate) fn is_left_by_download(run: &Path) -> bool {
+    let is_of_download = |entry: fs::DirEntry| {
+        [SUPERVISOR, SUPERVISOR_LOCK, LOCK, "checkpoints"].iter().any(|name| entry.file_name() == *name)
+    };
+    let has_only_these =
+        || fs::read_dir(run).is_ok_and(|mut entries| entries.all(|entry| entry.is_ok_and(is_of_download)));
+    Folder::of_run(run).latest().is_ok_and(|newest| newest.is_none()) && has_only_these()
+}
+
 /// Creates the first unused `NAME-NNN` in `runs`.
 fn free_folder(runs: &Path, name: &str) -> Result<PathBuf, TrainError> {
     let unwritable = |path: &Path, source| TrainError::RunFolder { path: path.into(), source };

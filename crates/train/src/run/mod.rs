@@ -6,6 +6,7 @@ pub(crate) mod end_of_text;
 pub(crate) mod flight;
 pub(crate) mod folder;
 pub(crate) mod options;
+pub(crate) mod remote;
 pub(crate) mod resume;
 pub(crate) mod saver;
 pub(crate) mod trained;

@@ -19,6 +19,7 @@ use crate::config::CheckpointConfig;
 use crate::error::TrainError;
 use crate::format::{bytes, ranks};
 use crate::run::copies;
+use crate::run::remote::upload::Uploads;
 use checkpoint::{CheckpointError, Folder, Index, LossScale, Piece, Values, Written, write_rank};
 use fsdp::{FsdpError, State};
 use std::fs;
@@ -47,6 +48,8 @@ pub(crate) struct Saver {
     under_way: Option<Save>,
     /// Threads that still write checkpoints that were skipped.
     skipped: Vec<JoinHandle<Result<Option<PathBuf>, TrainError>>>,
+    /// Copies complete checkpoints to a store, on rank 0.
+    uploads: Option<Arc<Uploads>>,
     /// Removes older checkpoints; returns the error, if any.
     pruning: Option<JoinHandle<Option<CheckpointError>>>,
 }
@@ -86,7 +89,13 @@ impl Save {
 impl Saver {
     /// Creates a saver of checkpoints in `folder`.
     pub fn new(folder: Folder, rank: usize, config: CheckpointConfig, extra: Vec<(String, Vec<u8>)>) -> Self {
-        Self { folder, rank, config, extra, under_way: None, skipped: vec![], pruning: None }
+        Self { folder, rank, config, extra, under_way: None, skipped: vec![], uploads: None, pruning: None }
+    }
+
+    /// Also uploads each complete checkpoint, and removes none before it is uploaded.
+    pub fn with_uploads(mut self, uploads: Option<Arc<Uploads>>) -> Self {
+        self.uploads = uploads;
+        self
     }
 
     /// Starts a checkpoint; `index` holds what is known of the run.
@@ -189,6 +198,7 @@ impl Saver {
             let (step, kept) = (save.step, std::mem::take(&mut save.kept));
             return match thread.join().expect("writing does not panic") {
                 Ok(path) => Ok(path.map(|path| {
+                    self.uploads.iter().for_each(|uploads| uploads.start(&path));
                     self.prune(kept);
                     (step, path)
                 })),
@@ -272,8 +282,9 @@ impl Saver {
         Ok(Finished { saved, has_failed: false })
     }
 
-    /// Removes all but the newest checkpoints, the best ones and the milestones, after any removal already running.
-    fn prune(&mut self, kept: Vec<u64>) {
+    /// Removes all but the newest checkpoints, the best ones, the milestones and those not uploaded yet, after any removal already running.
+    fn prune(&mut self, mut kept: Vec<u64>) {
+        kept.extend(self.uploads.iter().flat_map(|uploads| uploads.pending()));
         let (folder, config, before) = (self.folder.clone(), self.config.clone(), self.pruning.take());
         self.pruning = Some(thread::spawn(move || {
             let before = before.and_then(|thread| thread.join().ok().flatten());

@@ -6,6 +6,7 @@ use crate::host::faults::Faults;
 use crate::reporting::progress::Progress;
 use crate::run::flight::Flights;
 use crate::run::folder::RunFolder;
+use crate::run::remote::upload::Uploads;
 use crate::run::resume::Resume;
 use crate::trainer::validation::ValidationSet;
 use data::{Buckets, Dataset, Prepared, Windows};
@@ -31,6 +32,8 @@ pub(crate) struct Job {
     pub folder: Option<RunFolder>,
     /// What the run resumes from.
     pub resume: Option<Resume>,
+    /// Copies checkpoints to a store, in rank 0's process.
+    pub uploads: Option<Arc<Uploads>>,
     pub progress: Progress,
     /// The flight recorders of this process's ranks.
     pub flights: Arc<Flights>,

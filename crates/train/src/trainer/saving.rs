@@ -138,6 +138,18 @@ impl Trainer<'_> {
             self.recorder.event(step as usize, &event)?;
         }
         self.tell_pruned(false);
+        self.tell_uploads()
+    }
+
+    /// Reports what has happened to uploads, by rank 0; warnings are also noted among the events.
+    fn tell_uploads(&mut self) -> Result<(), TrainError> {
+        let Some(uploads) = self.job.uploads.as_ref().filter(|_| self.rank == 0) else { return Ok(()) };
+        for (step, line) in uploads.lines() {
+            self.job.progress.say(&line);
+            if let Some(event) = line.strip_prefix("warning: ") {
+                self.recorder.event(step as usize, event)?;
+            }
+        }
         Ok(())
     }
 
@@ -157,7 +169,8 @@ pub(super) fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver,
         folder.write_tokenizer(&tokenizer)?;
     }
     let files = files(job, rank)?;
-    Ok(Saver::new(Folder::of_run(folder.path()), rank, job.config.checkpoint.clone(), files))
+    let saver = Saver::new(Folder::of_run(folder.path()), rank, job.config.checkpoint.clone(), files);
+    Ok(saver.with_uploads(job.uploads.clone().filter(|_| rank == 0)))
 }
 
 /// Creates the saver of checkpoints in memory, if there are any.

@@ -32,6 +32,33 @@ const CONFIGURATION: &[Mistake] = &[
         "--model gpt2 --set train.val_every=0 --set train.patience=3",
         &["train.patience is 3, but train.val_every is 0", "set train.val_every"],
     ),
+    (
+        "an upload to what is no store",
+        &[],
+        "--model gpt2 --set checkpoint.upload=https://host/bucket",
+        &["checkpoint.upload: https://host/bucket", "AWS_ENDPOINT_URL", "give s3://BUCKET/PREFIX"],
+    ),
+    #[cfg(not(feature = "cloud"))]
+    (
+        "an upload by a build without stores",
+        &[],
+        "--model gpt2 --set checkpoint.upload=s3://bucket/run",
+        &["checkpoint.upload: s3://bucket/run: this program was built without object stores", "--features cloud"],
+    ),
+    #[cfg(not(feature = "cloud"))]
+    (
+        "a run in a store, resumed by a build without stores",
+        &[],
+        "--resume s3://bucket/run@12",
+        &["--resume: s3://bucket/run: this program was built without object stores", "--features cloud"],
+    ),
+    #[cfg(feature = "cloud")]
+    (
+        "an upload of nothing",
+        &[],
+        "--model gpt2 --set checkpoint.upload=s3://bucket/run --set checkpoint.keep=0",
+        &["checkpoint.upload is given, and checkpoint.keep is 0"],
+    ),
     ("no such config", &[], "--config none.yaml", &["cannot read none.yaml", "check the path"]),
     (
         "a config that is not UTF-8",

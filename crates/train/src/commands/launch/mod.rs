@@ -76,6 +76,9 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode, TrainError> {
     }
     let of_run = Run::try_parse_from([OsString::from("train launch --")].iter().chain(&args.run));
     let of_run = of_run.unwrap_or_else(|error| error.exit()).args;
+    if of_run.downloads_anywhere() {
+        return refused("--resume URL downloads a checkpoint: name a folder that all machines share with --out");
+    }
     let hosts = args.hosts.as_deref().map(hosts::read).transpose().map_err(TrainError::Config)?;
     let slots = hosts.iter().flatten().map(|host| host.slots).sum::<usize>();
     let processes = match args.processes.or((slots > 0).then_some(slots)) {

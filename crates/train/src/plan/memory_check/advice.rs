@@ -179,9 +179,8 @@ impl Patient<'_> {
             (
                 self.config.saves_on_the_way(),
                 set(&format!("checkpoint.every=0{saves}"), |config| {
-                    let at_the_end =
-                        CheckpointConfig { every: 0, every_minutes: None, keep_every: 0, ..config.checkpoint };
-                    config.checkpoint = CheckpointConfig { keep_best: false, ..at_the_end };
+                    let CheckpointConfig { every, every_minutes, keep_every, keep_best, .. } = &mut config.checkpoint;
+                    (*every, *every_minutes, *keep_every, *keep_best) = (0, None, 0, false);
                 }),
             ),
         ];
