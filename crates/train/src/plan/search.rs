@@ -60,15 +60,12 @@ pub(crate) fn search(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) ->
     let candidates = candidates(config, cluster, fixed);
     let valid = candidates.len();
     // The costs of a micro-batch are the same for all stages, schedules and strategies.
-    let mut micro_batches = HashMap::new();
-    let mut estimates: Vec<(Estimate, Config)> = candidates
-        .into_iter()
-        .map(|config| {
-            let key = (config.parallel.tp, config.parallel.ep, config.micro_batch_size());
-            let of = *micro_batches.entry(key).or_insert_with(|| MicroBatch::new(&config, cluster));
-            (Estimate::new(&config, cluster, of), config)
-        })
-        .collect();
+    let key = |config: &Config| (config.parallel.tp, config.parallel.ep, config.micro_batch_size());
+    let different: HashMap<_, &Config> = candidates.iter().map(|config| (key(config), config)).collect();
+    let micro_batches: HashMap<_, MicroBatch> =
+        different.into_par_iter().map(|(key, config)| (key, MicroBatch::new(config, cluster))).collect();
+    let estimate = |config: Config| (Estimate::new(&config, cluster, micro_batches[&key(&config)]), config);
+    let mut estimates: Vec<(Estimate, Config)> = candidates.into_par_iter().map(estimate).collect();
     // Forecasts take much longer than estimates.
     let least = estimates.iter().map(|(of, _)| of.at_least).fold(f64::INFINITY, f64::min);
     estimates.retain(|(of, _)| of.at_least <= cluster.device.memory);
@@ -193,12 +190,12 @@ fn candidates(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) 
             parallel.dp_replicate = parallel.dp_replicate.filter(|_| fixed("parallel.dp_replicate"));
             config.train.micro_batch_size = Some(*micro_batch);
             let per_rank = config.train.global_batch_size / config.parallel.data_parallel_size().max(1);
-            if *micro_batch <= per_rank.max(1) && config.validate().is_ok() {
+            if *micro_batch <= per_rank.max(1) {
                 found.push(config);
             }
         }
     }
-    found
+    found.into_par_iter().filter(|config| config.validate().is_ok()).collect()
 }
 
 #[cfg(test)]
