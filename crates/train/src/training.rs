@@ -192,12 +192,14 @@ pub(crate) fn train_launched(
             job.uploads.iter().for_each(|uploads| uploads.start(path));
         }
     }
+    if let (Some(folder), Err(failure), None) = (&job.folder, &outcomes, launch.processes())
+        && let Some(saved) = trainer::saving::save_survivors(&job, folder, failure)
+    {
+        job.uploads.iter().for_each(|uploads| uploads.start(&saved));
+    }
     // A supervisor starts a failed run again at once, and that attempt uploads what is missing.
     if let Some(uploads) = job.uploads.as_ref().filter(|_| outcomes.is_ok() || !attempt::is_supervised()) {
         uploads.finish(|line| job.progress.say(line), job.stop.load(Ordering::Relaxed));
-    }
-    if let (Some(folder), Err(failure), None) = (&job.folder, &outcomes, launch.processes()) {
-        trainer::saving::save_survivors(&job, folder, failure);
     }
     let outcomes = outcomes.map_err(|failure| match failure {
         // A single rank's error needs no rank; with several, the rank says where to look.

@@ -192,20 +192,23 @@ pub(super) fn memory(job: &Job, rank: usize) -> Result<Option<Saver>, TrainError
     folder.map(|folder| Ok(Saver::new(Folder::of_run(&folder), rank, config, files(job, rank)?))).transpose()
 }
 
-/// Saves what is left of a run that has failed, if the survivors hold all of its state.
-pub(crate) fn save_survivors(job: &Job, folder: &RunFolder, failure: &RankFailure<TrainError>) {
+/// Saves what is left of a run that has failed, if the survivors hold all of its state. Returns the checkpoint.
+pub(crate) fn save_survivors(job: &Job, folder: &RunFolder, failure: &RankFailure<TrainError>) -> Option<PathBuf> {
     if job.config.checkpoint.keep == 0 {
-        return;
+        return None;
     }
     let (folder, parameters) = (Folder::of_run(folder.path()), job.config.parameter_count());
     let save = |extra: Vec<_>| job.survivors.save(failure, &folder, &extra, parameters);
     match files(job, 0).and_then(save) {
-        Ok(None) => {}
-        Ok(Some((step, path))) => {
-            let path = path.display();
-            job.progress.say(&format!("the remaining ranks hold the whole state after step {step}: saved {path}"));
+        Ok(saved) => saved.map(|(step, path)| {
+            let shown = path.display();
+            job.progress.say(&format!("the remaining ranks hold the whole state after step {step}: saved {shown}"));
+            path
+        }),
+        Err(error) => {
+            to_stderr(&format!("warning: what the remaining ranks hold is not saved: {error}"));
+            None
         }
-        Err(error) => to_stderr(&format!("warning: what the remaining ranks hold is not saved: {error}")),
     }
 }
 
