@@ -265,10 +265,6 @@ impl Engine for NcclEngine {
         self.host.recv(from)
     }
 
-    fn receives_unasked(&self) -> bool {
-        self.host.receives_unasked()
-    }
-
     fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError> {
         let split = self.splits.fetch_add(1, Ordering::Relaxed);
         // FNV-1a of the way from the world to the group.
