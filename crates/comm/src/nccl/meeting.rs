@@ -16,6 +16,9 @@ pub struct Met {
 /// The length and the dtype of a part.
 pub type Part = (usize, DType);
 
+/// An exchange on which all ranks have agreed, and what each of them sends to this one.
+pub type MetParts = (Met, Vec<Option<Part>>);
+
 /// What a rank says if NCCL cannot move its tensors, and if it can.
 const BY_HOST: i64 = 1;
 const BY_NCCL: i64 = 0;
@@ -58,7 +61,7 @@ impl NcclEngine {
         &self,
         signature: &Signature,
         parts: &[Option<Payload>],
-    ) -> Result<Option<(Met, Vec<Option<Part>>)>, CommError> {
+    ) -> Result<Option<MetParts>, CommError> {
         let (n, turn) = (self.world_size(), self.turns.enter(self.group));
         let way = parts.iter().flatten().map(by).max().unwrap_or(BY_NCCL);
         let (most, cost) = self.greatest(signature, vec![turn.proposal, way])?;

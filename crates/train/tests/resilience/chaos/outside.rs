@@ -57,9 +57,10 @@ pub fn watch(mut command: Command, run: &Path, log: &Path, outside: &[(When, Wha
     left.iter().filter(|(_, what)| *what == What::Free).for_each(|(_, what)| act(*what, run, &child));
     let mut told = told();
     if started.elapsed() >= LONGEST {
-        let _ = (child.kill(), child.wait());
+        let _ = child.kill();
         told += &format!("\nit takes longer than {LONGEST:?}");
     }
+    let _ = child.wait();
     Ended { code, told }
 }
 
