@@ -82,18 +82,19 @@ a_lost_folder() {
     ! KILN_FAULTS="slow:step=9,ms=700; error:step=11" timeout 120 "$train" "${run[@]}" --out "$out/lost" --set checkpoint.upload=$url >"$log" 2>&1 ||
         fail "the fault does not end the run"
     says "$log" "uploaded $url/checkpoints/step-8"
+    says "$log" "uploaded $url/checkpoints/step-10" # the emergency checkpoint
     rm -rf "$out/lost"
     timeout 120 "$train" --resume $url --out "$out/fresh" >"$log" 2>&1 || { cat "$log"; fail "it does not resume from the store"; }
-    says "$log" "resuming after step 8 from $out/fresh/checkpoints/step-8"
+    says "$log" "resuming after step 10 from $out/fresh/checkpoints/step-10"
     says "$log" "uploaded $url/checkpoints/step-$steps"
-    same_losses "$out/fresh" 9
+    same_losses "$out/fresh" 11
     echo "a run whose folder is lost resumes from the store, bit for bit"
 
     timeout 120 "$train" --resume $url@16 --out "$out/earlier" --restarts 1 >"$log" 2>&1 || { cat "$log"; fail "not from @16"; }
     says "$log" "a checkpoint of later steps no longer counts: $url/checkpoints/step-$steps"
     same_losses "$out/earlier" 17
     ! "$train" --resume $url@17 --out "$out/none" >"$log" 2>&1 || fail "there is no checkpoint of step 17"
-    says "$log" "there is no checkpoint of step 17; there are @4, @8, @12, @16, @20, @$steps"
+    says "$log" "there is no checkpoint of step 17; there are @4, @8, @10, @12, @16, @20, @$steps"
     [[ ! -e $out/none ]] || fail "a run that never began leaves a folder"
     echo "an older checkpoint of the store can be taken, and under a supervisor"
 }
