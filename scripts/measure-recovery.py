@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Measure how long a supervised run takes from a killed process to its next step, and how many steps it makes again.
+"""Measure how long a supervised run takes from a failure to its next step, and how many steps it makes again.
 
     cargo build -p train
     python3 scripts/measure-recovery.py target/debug/train
 
 Trains the preset deepseek on four ranks that are threads, kills the process in step 58, and reads the times of the lines
-that the program prints. Checkpoints are saved every 50 steps; in the second case also in memory, every 5 steps. Then it
-measures what checkpoints in memory cost: the time of a step in runs without and with them, in turns.
+that the program prints. Checkpoints are saved every 50 steps; in further cases also in memory. In the last case the
+strategy is ddp and a rank panics, so that the others save the run. Then it measures what checkpoints in memory cost: the
+time of a step in runs without and with them, in turns.
 """
 
 import json
@@ -21,15 +22,15 @@ ROUNDS = 3
 COMMON = ["--model", "deepseek", "--gpus", "4", "--set", "train.val_every=0", "--set", "train.sample_tokens=0"]
 
 
-def recovery(program, folder, options):
-    """Seconds from the death of the process to the first step of the next one, and the steps that were made again."""
+def recovery(program, folder, options, fault="kill"):
+    """Seconds from the failure to the first step of the next process, and the steps that were made again."""
     command = [program, *COMMON, "--steps=64", "--restarts=1", "--set=checkpoint.every=50", *options, "--out", folder]
-    env = {**os.environ, "KILN_FAULTS": "kill:step=58,rank=1,attempt=1"}
+    env = {**os.environ, "KILN_FAULTS": f"{fault}:step=58,rank=1,attempt=1"}
     process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     killed = resumed = step = None
     for line in process.stderr:
         now = time.monotonic()
-        if "killed by SIGKILL" in line:
+        if "killed by SIGKILL" in line or line.startswith("error: rank 1 panicked"):
             killed = now
         elif killed and line.startswith("resuming after step"):
             step = int(line.split()[3])
@@ -52,12 +53,15 @@ def step_seconds(program, folder, options):
 
 def main():
     program = os.path.abspath(sys.argv[1])
-    cases = {"disk": [], "memory": ["--set=resilience.memory_every=5"]}
+    cases = {"disk": [], **{f"memory, every {n}": [f"--set=resilience.memory_every={n}"] for n in (5, 20)}}
     with tempfile.TemporaryDirectory() as folder:
         for case, options in cases.items():
             found = [recovery(program, f"{folder}/{case}-{i}", options) for i in range(ROUNDS)]
             seconds, steps = zip(*found)
             print(f"{case}: {statistics.median(seconds):.1f} s to the next step, {statistics.median(steps)} steps repeated")
+        found = [recovery(program, f"{folder}/ddp-{i}", ["--strategy=ddp"], "panic") for i in range(ROUNDS)]
+        seconds, steps = zip(*found)
+        print(f"ddp, a panic: {statistics.median(seconds):.1f} s to the next step, {statistics.median(steps)} steps repeated")
         wholes = {case: [] for case in cases}
         for i in range(ROUNDS):
             for case, options in cases.items():
