@@ -12,6 +12,37 @@ pub enum Payload {
     Int(Tensor<1, Int>),
 }
 
+/// Length and dtype of a part that a rank sends to another one.
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+pub(crate) type Part = (usize, DType);
+
+/// The dtypes of payloads, by the numbers with which ranks tell each other of them.
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+pub(crate) const DTYPES: [DType; 13] = [
+    DType::F64,
+    DType::F32,
+    DType::Flex32,
+    DType::F16,
+    DType::BF16,
+    DType::I64,
+    DType::I32,
+    DType::I16,
+    DType::I8,
+    DType::U64,
+    DType::U32,
+    DType::U16,
+    DType::U8,
+];
+
+/// Returns the number of a dtype.
+///
+/// # Panics
+/// Panics for a dtype that no payload has.
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+pub(crate) fn dtype_number(dtype: DType) -> usize {
+    DTYPES.iter().position(|known| *known == dtype).expect("payloads are floats or integers")
+}
+
 /// How [`Communicator::all_reduce`](crate::Communicator::all_reduce) combines the ranks' tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduce {

@@ -6,7 +6,7 @@
 mod common;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use comm::{Communicator, Reduce};
+use comm::Communicator;
 use common::*;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use std::process::Command;
@@ -62,37 +62,10 @@ fn bits(data: TensorData) -> Vec<u64> {
 
 /// Returns the bits of each collective's result on a rank.
 fn everything(comm: &Communicator, dtype: DType, len: usize) -> Vec<(&'static str, Vec<u64>)> {
-    let (me, n) = (comm.rank(), comm.world_size());
-    let mine = || tensor_of(comm, dtype, len);
-    let (next, previous, root) = ((me + 1) % n, (me + n - 1) % n, n / 2);
-    let counts: Vec<_> = (0..n).map(|to| (me + 2 * to) % 5 * (len / 20)).collect();
-    let rows = || tensor_of(comm, dtype, counts.iter().sum());
-    let onto = tensor_of(comm, DType::F32, len);
-    let many = || tensor_of(comm, dtype, n * len);
-    comm.send(mine(), next).unwrap();
-    let mut found = vec![
-        ("all_gather", comm.all_gather(mine()).unwrap()),
-        ("reduce_scatter", comm.reduce_scatter(many()).unwrap()),
-        ("reduce_scatter_onto", comm.reduce_scatter_onto(many(), Some(onto)).unwrap()),
-        ("all_reduce", comm.all_reduce(mine(), Reduce::Sum).unwrap()),
-        ("all_reduce, few", comm.all_reduce(mine().slice(0..3), Reduce::Sum).unwrap()),
-        ("all_reduce, max", comm.all_reduce(mine(), Reduce::Max).unwrap()),
-        ("broadcast", comm.broadcast(mine(), root).unwrap()),
-        (
-            "scatter",
-            comm.scatter((me == root).then(|| (0..n).map(|to| many().slice(to..to + len)).collect()), root).unwrap(),
-        ),
-        ("all_to_all", comm.all_to_all(rows(), &counts).unwrap().0),
-        ("recv", comm.recv(previous).unwrap()),
-        ("nothing", comm.all_gather(mine().slice(0..0)).unwrap()),
-    ];
-    found.extend(comm.gather(rows(), root).unwrap().into_iter().map(|part| ("gather", part)));
-    let ints = [
-        ("all_gather of integers", comm.all_gather(ints_of(comm, len)).unwrap()),
-        ("all_reduce of integers", comm.all_reduce(ints_of(comm, len), Reduce::Sum).unwrap()),
-    ];
-    let floats = found.into_iter().map(|(name, tensor)| (name, bits(tensor.into_data())));
-    floats.chain(ints.into_iter().map(|(name, tensor)| (name, bits(tensor.into_data())))).collect()
+    let counts: Vec<_> = (0..comm.world_size()).map(|to| (comm.rank() + 2 * to) % 5 * (len / 20)).collect();
+    let (onto, ints) = (tensor_of(comm, DType::F32, len), || ints_of(comm, len));
+    let found = every_collective(comm, len, |len| tensor_of(comm, dtype, len), ints, onto, &counts);
+    found.into_iter().map(|(name, data)| (name, bits(data))).collect()
 }
 
 #[test]

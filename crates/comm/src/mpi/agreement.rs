@@ -1,9 +1,10 @@
 //! The first stage of a call: the ranks agree on it, and each learns what comes to it.
 
-use super::header::{Header, Part, due_part};
+use super::header::{Header, due_part};
 use super::world::receive_header;
 use super::{LEFT, MpiEngine, NOT_A_HEADER, Polled, REFUSED, Tag, Transfers};
 use crate::engine::Metered;
+use crate::payload::Part;
 use crate::{Collective, CommError, Cost, Payload, Signature};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;

@@ -1,5 +1,6 @@
 //! The header that ranks exchange at the start of a call, and its byte encoding.
 
+use crate::payload::{DTYPES, Part, dtype_number};
 use crate::{Collective, Reduce, Signature};
 use burn::tensor::{Bytes, DType};
 use std::fmt;
@@ -14,23 +15,6 @@ pub struct Header {
     /// A group number that is free as far as this rank knows.
     pub free_group: u64,
 }
-
-/// Dtypes in the order of their codes, which start at 1.
-const DTYPES: [DType; 13] = [
-    DType::F64,
-    DType::F32,
-    DType::Flex32,
-    DType::F16,
-    DType::BF16,
-    DType::I64,
-    DType::I32,
-    DType::I16,
-    DType::I8,
-    DType::U64,
-    DType::U32,
-    DType::U16,
-    DType::U8,
-];
 
 /// Reductions in the order of their codes.
 const REDUCES: [Reduce; 3] = [Reduce::Sum, Reduce::Mean, Reduce::Max];
@@ -73,9 +57,6 @@ impl Header {
         Some(Self { signature, part: count(part_len).zip(dtype_of(part_dtype)), free_group })
     }
 }
-
-/// Length and dtype of a part.
-pub type Part = (usize, DType);
 
 /// What a call expects from another rank.
 enum Due {
@@ -136,13 +117,12 @@ pub fn due_part(
     }
 }
 
-/// Returns the code of a dtype.
+/// Returns the code of a dtype: one more than its number, or 0 for none.
 ///
 /// # Panics
 /// Panics for a dtype that no payload has.
 fn dtype_code(dtype: Option<DType>) -> u64 {
-    let code = |dtype| DTYPES.iter().position(|known| *known == dtype).expect("payloads are floats or integers");
-    dtype.map_or(0, |dtype| code(dtype) as u64 + 1)
+    dtype.map_or(0, |dtype| dtype_number(dtype) as u64 + 1)
 }
 
 fn code(collective: Collective) -> (u64, usize) {

@@ -14,10 +14,11 @@
 //! MPI cannot wait for messages without using a core, so the postman sleeps between its polls. A rank that waits for a
 //! message polls as well.
 
-use super::header::{Header, Part, due_part};
+use super::header::{Header, due_part};
 use super::transfers::Transfers;
 use super::world::receive_header;
 use super::{LEFT, NOT_A_HEADER, Polled, REFUSED, Tag, buffer};
+use crate::payload::Part;
 use crate::{Collective, Signature};
 use burn::tensor::Bytes;
 use std::collections::{BTreeMap, VecDeque};

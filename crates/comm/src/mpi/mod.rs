@@ -29,9 +29,10 @@ mod world;
 pub use world::MpiWorld;
 
 use crate::engine::Metered;
+use crate::payload::Part;
 use crate::{Collective, CommError, Cost, Engine, Payload, Signature, Timeouts};
 use burn::tensor::{Bytes, DType, Device, TensorData};
-use header::{Header, Part};
+use header::Header;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,9 +1,10 @@
 //! What the ranks of a call tell each other on the host before NCCL gets the call.
 
 use super::{NcclEngine, Turn, element};
+use crate::payload::{DTYPES, Part, dtype_number};
 use crate::{Collective, CommError, Cost, Engine, Payload, Reduce, Signature};
 use ::nccl::UniqueId;
-use burn::tensor::{DType, Device, TensorData};
+use burn::tensor::{Device, TensorData};
 
 /// A call on which all ranks have agreed.
 pub struct Met {
@@ -13,30 +14,12 @@ pub struct Met {
     pub cost: Cost,
 }
 
-/// The length and the dtype of a part.
-pub type Part = (usize, DType);
-
 /// An exchange on which all ranks have agreed, and what each of them sends to this one.
 pub type MetParts = (Met, Vec<Option<Part>>);
 
 /// What a rank says if NCCL cannot move its tensors, and if it can.
 const BY_HOST: i64 = 1;
 const BY_NCCL: i64 = 0;
-
-/// The dtypes that NCCL moves, by their number in a row.
-const DTYPES: [DType; 11] = [
-    DType::F64,
-    DType::F32,
-    DType::Flex32,
-    DType::F16,
-    DType::BF16,
-    DType::I64,
-    DType::I32,
-    DType::I8,
-    DType::U64,
-    DType::U32,
-    DType::U8,
-];
 
 fn by(payload: &Payload) -> i64 {
     if payload.is_on_cpu() || element(payload.dtype()).is_none() { BY_HOST } else { BY_NCCL }
@@ -73,9 +56,8 @@ impl NcclEngine {
         let mut rows = vec![-1; 2 * n * n];
         for (to, part) in parts.iter().enumerate() {
             if let Some(part) = part {
-                let dtype = DTYPES.iter().position(|dtype| *dtype == part.dtype());
                 let at = 2 * (self.rank() * n + to);
-                (rows[at], rows[at + 1]) = (part.len() as i64, dtype.map_or(-1, |number| number as i64));
+                (rows[at], rows[at + 1]) = (part.len() as i64, dtype_number(part.dtype()) as i64);
             }
         }
         let (rows, more) = self.greatest(signature, rows)?;

@@ -108,3 +108,42 @@ pub fn call_with(comm: &Communicator, collective: Collective, tensor: Tensor<1>)
 pub fn nap(seed: u64, limit: u64) {
     thread::sleep(Duration::from_micros(noise(seed, limit)));
 }
+
+/// Returns the result of each collective on a rank, given its tensors of a length. `counts` are the lengths of the parts
+/// that it sends to each rank, and `onto` is what it adds to.
+pub fn every_collective(
+    comm: &Communicator,
+    len: usize,
+    floats: impl Fn(usize) -> Tensor<1>,
+    ints: impl Fn() -> Tensor<1, Int>,
+    onto: Tensor<1>,
+    counts: &[usize],
+) -> Vec<(&'static str, TensorData)> {
+    let (me, n) = (comm.rank(), comm.world_size());
+    let (next, previous, root) = ((me + 1) % n, (me + n - 1) % n, n / 2);
+    let (mine, many, rows) = (|| floats(len), || floats(n * len), || floats(counts.iter().sum()));
+    comm.send(mine(), next).unwrap();
+    let mut found = vec![
+        ("all_gather", comm.all_gather(mine()).unwrap()),
+        ("all_gather of nothing", comm.all_gather(mine().slice(0..0)).unwrap()),
+        ("reduce_scatter", comm.reduce_scatter(many()).unwrap()),
+        ("reduce_scatter_onto", comm.reduce_scatter_onto(many(), Some(onto)).unwrap()),
+        ("all_reduce", comm.all_reduce(mine(), Reduce::Sum).unwrap()),
+        ("all_reduce, few", comm.all_reduce(mine().slice(0..3), Reduce::Sum).unwrap()),
+        ("all_reduce, max", comm.all_reduce(mine(), Reduce::Max).unwrap()),
+        ("broadcast", comm.broadcast(mine(), root).unwrap()),
+        (
+            "scatter",
+            comm.scatter((me == root).then(|| (0..n).map(|to| many().slice(to..to + len)).collect()), root).unwrap(),
+        ),
+        ("all_to_all", comm.all_to_all(rows(), counts).unwrap().0),
+        ("recv", comm.recv(previous).unwrap()),
+    ];
+    found.extend(comm.gather(rows(), root).unwrap().into_iter().map(|part| ("gather", part)));
+    let ints = [
+        ("all_gather of integers", comm.all_gather(ints()).unwrap()),
+        ("all_reduce of integers", comm.all_reduce(ints(), Reduce::Sum).unwrap()),
+    ];
+    let floats = found.into_iter().map(|(name, tensor)| (name, tensor.into_data()));
+    floats.chain(ints.into_iter().map(|(name, tensor)| (name, tensor.into_data()))).collect()
+}
