@@ -246,8 +246,9 @@ pub struct CheckpointConfig {
     /// Seconds in which a checkpoint must be completely written on all disks; otherwise the run ends with an error that
     /// names the ranks. Training continues meanwhile, until the next checkpoint.
     pub timeout: u64,
-    /// Where each checkpoint is copied in the background: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`
-    /// or `file:///FOLDER`; null copies none. It requires a build with `--features cloud`. Nothing is removed there.
+    /// Where each checkpoint is copied in the background: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`,
+    /// `az://CONTAINER/PREFIX` or `file:///FOLDER`; null copies none. It requires a build with `--features cloud`. Nothing
+    /// is removed there.
     pub upload: Option<String>,
 }
 

@@ -35,8 +35,8 @@ enum Kind {
     NearlyFull,
     /// Numbers of the rank's parameters change, as if its memory had flipped bits.
     Flip,
-    /// The rank's device is gone. The rank panics, as CubeCL does, and later attempts have a device less, until the attempt with this
-    /// number.
+    /// The rank's device is gone. The rank panics, as CubeCL does, and later attempts have a device less, until the
+    /// attempt with this number.
     Lost { back: Option<usize> },
 }
 
