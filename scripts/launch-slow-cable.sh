@@ -9,30 +9,11 @@
 # 1% of them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source scripts/namespaces.sh
+source scripts/launched.sh
 
-cargo build --locked --workspace --features mpi --bin train
-bin=$(realpath "${CARGO_TARGET_DIR:-target}/debug/train")
-subnet=10.213.80.0/24
-two_machines kiln-e kiln-f "${subnet%.*}"
 run=(--model gpt2 --steps 40 --set model.n_layer=2 --set model.n_head=2 --set model.n_embd=64 --set train.seq_len=32)
 run+=(--set train.sample_tokens=0 --set train.val_every=0 --set checkpoint.every=5 --set comm.timeout_seconds=20)
-"$bin" "${run[@]}" --gpus 4 --out "$work/threads"
-
-ip netns exec "${machines[0]}" unshare --uts bash -c 'hostname "$0" && exec "$@"' "${machines[0]}" \
-    "$bin" launch --hosts "$work/hosts" --rsh "$work/rsh" \
-    --mpirun "--mca oob_tcp_if_include $subnet --mca btl_tcp_if_include $subnet" \
-    -- "${run[@]}" --restarts 4 --out "$work/run" &
-job=$!
-
-# until_step N: waits until the run has made N steps.
-until_step() {
-    until (($(cat "$work/run/metrics.jsonl" 2>/dev/null | grep -c '"loss"' || true) >= $1)); do
-        kill -0 $job 2>/dev/null || { echo "the run ended by itself" >&2; exit 1; }
-        sleep 0.05
-    done
-}
-
+launch kiln-e kiln-f 10.213.80
 until_step 10
 for machine in "${machines[@]}"; do
     if tc -n "$machine" qdisc add dev eth0 root netem delay 20ms 5ms loss 1% rate 40mbit 2>/dev/null; then
@@ -48,11 +29,4 @@ echo "--- ten steps took $((($(date +%s%3N) - slow) / 100))e-1 s; $(tc -n "${mac
 for machine in "${machines[@]}"; do tc -n "$machine" qdisc delete dev eth0 root; done
 wait $job
 ! grep -q '"event":"restart' "$work/run/metrics.jsonl" || { echo "a slow cable has cost a restart" >&2; exit 1; }
-python3 - "$work/threads/metrics.jsonl" "$work/run/metrics.jsonl" <<'EOF'
-import json, sys
-
-threads, run = ({line["step"]: line["loss"] for line in map(json.loads, open(name)) if "loss" in line} for name in sys.argv[1:])
-worst = max(abs(run[step] - loss) / loss for step, loss in threads.items())
-print(f"{len(run)} steps, losses within {worst:.1e} of those of four threads")
-sys.exit(worst > 1e-5 or len(run) != len(threads))
-EOF
+compare_losses
