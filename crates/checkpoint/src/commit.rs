@@ -140,7 +140,7 @@ fn is_there(path: &Path, is_kind: impl FnOnce(&fs::Metadata) -> bool) -> Result<
     }
 }
 
-fn read_head(partial: &Path) -> Result<Index, CheckpointError> {
+pub(crate) fn read_head(partial: &Path) -> Result<Index, CheckpointError> {
     let path = partial.join(HEAD);
     let text = read_small(&path)?;
     let head: Index = serde_json::from_slice(&text)
@@ -213,7 +213,7 @@ fn write_blocks<'a>(
     failure.map_or(written, Err)
 }
 
-fn read_entry(path: &Path) -> Result<RankEntry, CheckpointError> {
+pub(crate) fn read_entry(path: &Path) -> Result<RankEntry, CheckpointError> {
     let text = read_small(path)?;
     serde_json::from_slice(&text).map_err(|error| CheckpointError::broken(path, format!("not an entry: {error}")))
 }
