@@ -15,7 +15,7 @@ use crate::error::TrainError;
 use crate::host::attempt;
 use crate::run::copies;
 use crate::run::folder::RunFolder;
-use crate::run::memory::held::{Answer, Place, Request, What, whole};
+use crate::run::memory::held::{Answer, Chosen, Request, What, whole};
 use crate::run::memory::make;
 use checkpoint::Folder;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -111,7 +111,7 @@ impl<'a> Memory<'a> {
     }
 
     /// Copies the chosen parts of each machine to the disk, and completes the checkpoint there.
-    fn copy(&self, memory: &Path, step: u64, parts: Vec<Vec<(Place, usize)>>) -> Result<(), String> {
+    fn copy(&self, memory: &Path, step: u64, parts: Vec<Chosen>) -> Result<(), String> {
         let run = std::path::absolute(&self.run).unwrap_or_else(|_| self.run.clone());
         let needed = parts.into_iter().enumerate().filter(|(_, parts)| !parts.is_empty());
         let requests = needed.map(|(machine, parts)| {

@@ -42,7 +42,7 @@ pub(crate) enum What {
     /// Which parts does it hold?
     List,
     /// Copy the parts of these ranks to the folder of the run, which all machines share.
-    Copy { step: u64, parts: Vec<(Place, usize)>, run: PathBuf },
+    Copy { step: u64, parts: Chosen, run: PathBuf },
     /// Remove the folder in memory.
     Remove,
 }
@@ -99,13 +99,16 @@ fn list(memory: &Path) -> Result<Vec<Held>, CheckpointError> {
     Ok(all)
 }
 
+/// Ranks whose parts are taken from a machine, and where it holds them.
+pub(crate) type Chosen = Vec<(Place, usize)>;
+
 /// The checkpoints of which these machines hold all parts, newest first, with the parts to take from each machine.
-pub(crate) fn whole(machines: &[Vec<Held>]) -> Vec<(u64, Vec<Vec<(Place, usize)>>)> {
+pub(crate) fn whole(machines: &[Vec<Held>]) -> Vec<(u64, Vec<Chosen>)> {
     let steps: BTreeSet<u64> = machines.iter().flatten().map(|held| held.step).collect();
     steps.into_iter().rev().filter_map(|step| Some((step, whole_of(machines, step)?))).collect()
 }
 
-fn whole_of(machines: &[Vec<Held>], step: u64) -> Option<Vec<Vec<(Place, usize)>>> {
+fn whole_of(machines: &[Vec<Held>], step: u64) -> Option<Vec<Chosen>> {
     let of_step = || machines.iter().enumerate().flat_map(|(i, all)| all.iter().map(move |held| (i, held)));
     let of_step = || of_step().filter(|(_, held)| held.step == step);
     let world_size = of_step().find_map(|(_, held)| held.world_size)?;
