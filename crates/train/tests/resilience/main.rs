@@ -4,10 +4,11 @@ mod chaos;
 #[path = "../common/mod.rs"]
 mod common;
 
+use chaos::outside::in_memory;
 use common::{TINY, folder_with_text, metrics, program, succeed, values};
 use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -162,15 +163,7 @@ fn a_killed_run_goes_on_from_a_checkpoint_in_memory_that_is_newer_than_that_on_d
     assert!((6..=8).contains(&step), "{told}");
     assert_eq!(losses(&folder.path().join("run")), expected);
     check_folder(folder.path(), "run");
-    // /dev/shm/kiln-RUN/ATTEMPT/checkpoints/.step-N.partial/config.yaml
-    let within = |folders: Vec<PathBuf>| -> Vec<PathBuf> {
-        folders.iter().flat_map(fs::read_dir).flatten().flatten().map(|entry| entry.path()).collect()
-    };
-    let attempts = within(within(vec!["/dev/shm".into()])).into_iter().map(|attempt| attempt.join("checkpoints"));
-    let steps = within(attempts.collect()).into_iter();
-    let configs = steps.filter_map(|step| fs::read_to_string(step.join("config.yaml")).ok());
-    let of_this_run = |config: &String| config.contains(&*folder.path().to_string_lossy());
-    assert!(configs.filter(of_this_run).count() == 0, "memory is left full");
+    assert!(in_memory(&folder.path().join("run")).is_empty(), "memory is left full");
     let refused = with_faults(folder.path(), "", &[&["--set=resilience.memory_every=1", "--steps=1"]], "refused");
     let warning = "warning: resilience.memory_every is without effect: give resilience.restarts too";
     assert!(said(&refused).contains(warning), "{}", said(&refused));
