@@ -95,8 +95,15 @@ impl Folder {
     /// # Errors
     /// If a folder cannot be read or removed.
     pub fn remove_parts_except(&self, keep: u64) -> Result<(), CheckpointError> {
-        let others = self.entries(".step-", ".partial")?.into_iter().filter(|(step, _)| *step != keep);
-        others.into_iter().try_for_each(|(_, path)| fs::remove_dir_all(&path).map_err(CheckpointError::write(&path)))
+        for (_, path) in self.entries(".step-", ".partial")?.into_iter().filter(|(step, _)| *step != keep) {
+            match fs::remove_dir_all(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(CheckpointError::write(&path)(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 }
 
