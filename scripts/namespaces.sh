@@ -38,7 +38,7 @@ start_machine() {
 # lose_machine NAME: kills all processes of a machine, whose memory is lost with them.
 lose_machine() {
     rm "$work/$1.up"
-    ip netns pids "$1" | xargs kill -KILL
+    ip netns pids "$1" | xargs -r kill -KILL 2>/dev/null || true # some have ended in between
 }
 
 # two_machines NAME NAME PREFIX: makes two namespaces with the addresses PREFIX.1 and PREFIX.2, connected by a cable, and a

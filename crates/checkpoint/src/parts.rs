@@ -90,12 +90,12 @@ impl Folder {
         Ok(())
     }
 
-    /// Removes the parts of checkpoints that are being written, except that of step `keep`.
+    /// Removes the parts of checkpoints that are being written, of these steps.
     ///
     /// # Errors
     /// If a folder cannot be read or removed.
-    pub fn remove_parts_except(&self, keep: u64) -> Result<(), CheckpointError> {
-        for (_, path) in self.entries(".step-", ".partial")?.into_iter().filter(|(step, _)| *step != keep) {
+    pub fn remove_parts(&self, of: impl Fn(u64) -> bool) -> Result<(), CheckpointError> {
+        for (_, path) in self.entries(".step-", ".partial")?.into_iter().filter(|(step, _)| of(*step)) {
             match fs::remove_dir_all(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     return Err(CheckpointError::write(&path)(error));
@@ -121,7 +121,10 @@ fn copy_digested(from: &mut File, to: &mut File, bytes: u64) -> io::Result<Vec<D
 }
 
 fn names(partial: &Path) -> Result<Vec<String>, CheckpointError> {
-    let entries = fs::read_dir(partial).map_err(CheckpointError::read(partial))?;
+    let entries = match fs::read_dir(partial) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]), // it has been removed
+        entries => entries.map_err(CheckpointError::read(partial))?,
+    };
     Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
 }
 

@@ -248,7 +248,7 @@ impl<'a> Trainer<'a> {
             resume.take_over(&folder, &job.whole, &job.progress)?;
         }
         if rank == 0 {
-            attempt::take_folder();
+            attempt::take_folder(&folder.supervisor());
         }
         let (resumed, buckets) = (job.resume.as_ref().map(|from| &from.index), job.buckets.clone());
         let batches = Batches::new(&job.config, fsdp.data_parallel(), resumed, job.windows.clone(), buckets);

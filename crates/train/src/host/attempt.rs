@@ -130,11 +130,13 @@ pub(crate) fn begin(stop: &Arc<AtomicBool>, micro_batch: usize) {
     });
 }
 
-/// Notes that the run's folder is that of this run: before, a restart must begin as the first attempt did.
-pub(crate) fn take_folder() {
-    if let Some(folder) = folder() {
-        let _ = fs::write(folder.join(TAKEN), "");
-    }
+/// Notes that the run's folder is that of this run: before, a restart must begin as the first attempt did. Without a
+/// supervisor, what the last one has left in memory belongs to a course of the run that has ended; `of_run` is its folder.
+pub(crate) fn take_folder(of_run: &Path) {
+    let _ = match folder() {
+        Some(folder) => fs::write(folder.join(TAKEN), ""),
+        None => fs::remove_file(of_run.join(IN_MEMORY)),
+    };
 }
 
 /// Whether an attempt has taken the run's folder.

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Each attempt has a folder of its own, of the same name on every machine: what a machine holds that was cut off from the
-//! others, and comes back later, belongs to a course of the run that has ended.
+//! others, and comes back later, belongs to a course of the run that has ended. A folder that could not be recovered is used
+//! again.
 
 use super::Start;
 use crate::config::Config;
@@ -15,15 +16,15 @@ use crate::error::TrainError;
 use crate::host::attempt;
 use crate::run::copies;
 use crate::run::folder::RunFolder;
-use crate::run::memory::held::{Answer, Chosen, Request, What, whole};
+use crate::run::memory::held::{Answer, Part, Request, What, steps, whole};
 use crate::run::memory::make;
 use checkpoint::Folder;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// A file system in memory.
-const SHARED_MEMORY: &str = "/dev/shm";
+/// Where the folders of all runs are: in a file system in memory.
+const OF_RUNS: &str = "/dev/shm/kiln-";
 /// How long a machine may take to say what it holds, or to remove it.
 const ANSWER: Duration = Duration::from_secs(20);
 
@@ -32,118 +33,152 @@ pub(super) struct Memory<'a> {
     path: PathBuf,
     run: PathBuf,
     start: &'a dyn Start,
+    /// Whether the run saves to memory.
+    saves: bool,
     /// How long the copies to the disk may take.
     limit: Duration,
-    /// That of the present attempt.
+    /// That of the last attempt, until it is recovered.
     attempt: Option<PathBuf>,
-    /// Whether it stays, because a checkpoint in it could not be copied.
-    keeps: bool,
+    /// Whether a checkpoint in it could not be copied.
+    is_needed: bool,
 }
 
 impl<'a> Memory<'a> {
-    /// Of a run, if its configuration asks for it.
+    /// Of a run, if its configuration asks for it or if a killed supervisor has left one.
     ///
     /// # Errors
     /// If this machine can have no such folder.
     pub fn new(config: &Config, run: &Path, start: &'a dyn Start) -> Result<Option<Self>, TrainError> {
-        if config.resilience.memory_every == 0 {
+        let left = attempt::last_memory(&RunFolder::at(run).supervisor());
+        let attempt = left.filter(|path| path.to_string_lossy().starts_with(OF_RUNS));
+        let saves = config.resilience.memory_every > 0;
+        if !saves && attempt.is_none() {
             return Ok(None);
         }
         // SAFETY: a system call without memory.
         let (user, mut name) = (unsafe { libc::geteuid() }, DefaultHasher::new());
         run.canonicalize().unwrap_or_else(|_| run.into()).hash(&mut name);
-        let path = Path::new(SHARED_MEMORY).join(format!("kiln-{user}-{:016x}", name.finish()));
-        make(&path).map_err(|source| TrainError::InMemory { path: path.clone(), source })?;
+        let path = PathBuf::from(format!("{OF_RUNS}{user}-{:016x}", name.finish()));
+        if start.is_on_this_machine() && saves {
+            make(&path).map_err(|source| TrainError::InMemory { path: path.clone(), source })?;
+        }
         let (run, limit) = (run.into(), Duration::from_secs(config.checkpoint.timeout));
-        Ok(Some(Self { path, run, start, limit, attempt: None, keeps: false }))
+        Ok(Some(Self { path, run, start, saves, limit, attempt, is_needed: false }))
     }
 
-    /// Returns the folder of a new attempt.
-    pub fn begin(&mut self, number: usize) -> Result<PathBuf, TrainError> {
+    /// Returns the folder of a new attempt, if it saves to memory.
+    pub fn begin(&mut self, number: usize) -> Option<PathBuf> {
+        if !self.saves {
+            return None;
+        }
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let path = self.path.join(format!("{:x}-{number}", now.as_nanos()));
-        let noted = attempt::note_memory(&RunFolder::at(&self.run).supervisor(), &path);
-        noted.map_err(|source| TrainError::RunFolder { path: self.run.clone(), source })?;
+        let new = || self.path.join(format!("{:x}-{number}", now.as_nanos()));
+        let path = self.attempt.clone().unwrap_or_else(new);
+        // For the next supervisor, if this one is killed; a full disk may not take it.
+        let _ = attempt::note_memory(&RunFolder::at(&self.run).supervisor(), &path);
         self.attempt = Some(path.clone());
-        Ok(path)
+        Some(path)
     }
 
-    /// Copies the newest checkpoint of the last attempt to the run's folder, if it is newer than those there. Returns a line
-    /// about it.
+    /// Whether there is an attempt of which nothing has been recovered.
+    pub fn is_needed(&self) -> bool {
+        self.is_needed
+    }
+
+    /// Copies the newest checkpoint of the last attempt to the run's folder, if it is newer than those there, and removes the
+    /// attempt's from memory. Returns a line about it.
     ///
     /// # Errors
-    /// If there is one that cannot be copied, or if a machine does not say what it holds and no other one has all parts.
+    /// If there are parts of a newer one that are not whole, or that cannot be copied. They stay in memory.
     pub fn recover(&mut self) -> Result<Option<String>, String> {
-        let last = self.attempt.clone().or_else(|| attempt::last_memory(&RunFolder::at(&self.run).supervisor()));
-        let Some(last) = last.filter(|path| path.starts_with(&self.path)) else { return Ok(None) };
-        let step = self.copy_newest(&last).inspect_err(|_| self.keeps = true)?;
+        let Some(last) = self.attempt.clone() else { return Ok(None) };
+        let (step, answered) = self.copy_newest(&last).inspect_err(|_| self.is_needed = true)?;
+        (self.attempt, self.is_needed) = (None, false);
+        self.ask(&answered, &last, &What::Remove);
         Ok(step.map(|step| format!("recovered the checkpoint of step {step} from memory")))
     }
 
-    /// Removes what the last attempt has left.
-    pub fn remove(&mut self) {
-        self.keeps = false;
-        self.attempt.take().iter().for_each(|last| drop(self.ask(last, What::Remove, ANSWER)));
-    }
-
-    fn copy_newest(&self, memory: &Path) -> Result<Option<u64>, String> {
+    /// Returns the step, and the machines that have answered.
+    fn copy_newest(&self, memory: &Path) -> Result<(Option<u64>, Vec<usize>), String> {
         let disk = Folder::of_run(&self.run);
         disk.clean(&copies::are_same).map_err(|error| error.to_string())?;
         let on_disk = disk.list().map_err(|error| error.to_string())?.last().map(|(step, _)| *step);
-        let (mut held, mut failure) = (vec![], None);
-        for answer in self.ask(memory, What::List, ANSWER) {
+        let all: Vec<usize> = (0..self.start.machines()).collect();
+        let (mut held, mut answered, mut failure) = (vec![], vec![], None);
+        for (machine, answer) in self.ask(&all, memory, &What::List).into_iter().enumerate() {
             held.push(match answer {
-                Ok(Answer::Held(held)) => held,
-                Ok(Answer::Done) => vec![],
-                Ok(Answer::Failed(why)) | Err(why) => {
+                Ok(Answer::Held(held)) => {
+                    answered.push(machine);
+                    held
+                }
+                Ok(Answer::Failed { why, .. }) | Err(why) => {
                     failure.get_or_insert(why);
                     vec![]
                 }
+                Ok(Answer::Done) => vec![],
             });
         }
-        for (step, parts) in whole(&held).into_iter().filter(|(step, _)| Some(*step) > on_disk) {
-            match self.copy(memory, step, parts) {
-                Ok(()) => return Ok(Some(step)),
-                Err(why) => drop(failure.get_or_insert(why)),
+        let (mut bad, mut is_newer) = (vec![], false);
+        for step in steps(&held).into_iter().filter(|step| Some(*step) > on_disk) {
+            is_newer = true;
+            while let Some(parts) = whole(&held, step, &bad) {
+                match self.copy(memory, step, parts) {
+                    Ok(()) => return Ok((Some(step), answered)),
+                    Err((why, source)) => {
+                        failure = Some(why);
+                        match source {
+                            Some(source) => bad.push(source),
+                            None => break,
+                        }
+                    }
+                }
             }
         }
-        failure.map_or(Ok(None), Err)
+        match is_newer {
+            true => Err(failure.unwrap_or("a machine has not written its parts".into())),
+            false => Ok((None, answered)),
+        }
     }
 
-    /// Copies the chosen parts of each machine to the disk, and completes the checkpoint there.
-    fn copy(&self, memory: &Path, step: u64, parts: Vec<Chosen>) -> Result<(), String> {
+    /// Copies the chosen parts of each machine to the disk, and completes the checkpoint there. An error names the machine and
+    /// the part that is to blame, if it is one.
+    fn copy(&self, memory: &Path, step: u64, parts: Vec<Vec<Part>>) -> Result<(), (String, Option<(usize, Part)>)> {
         let run = std::path::absolute(&self.run).unwrap_or_else(|_| self.run.clone());
         let needed = parts.into_iter().enumerate().filter(|(_, parts)| !parts.is_empty());
-        let requests = needed.map(|(machine, parts)| {
-            (machine, Request { memory: memory.into(), what: What::Copy { step, parts, run: run.clone() } })
-        });
-        let answers = self.start.ask(&requests.collect::<Vec<_>>(), self.limit);
+        let requests: Vec<_> = needed
+            .map(|(machine, parts)| {
+                let what = What::Copy { step, parts, run: run.clone() };
+                (machine, Request { memory: memory.into(), what })
+            })
+            .collect();
         let disk = Folder::of_run(&self.run);
-        let failure = answers.into_iter().find_map(|answer| match answer {
-            Ok(Answer::Failed(why)) | Err(why) => Some(why),
-            Ok(_) => None,
-        });
-        if let Some(why) = failure {
+        for ((machine, _), answer) in requests.iter().zip(self.start.ask(&requests, self.limit)) {
+            let failure = match answer {
+                Ok(Answer::Failed { why, part }) => (why, part.map(|part| (*machine, part))),
+                Err(why) => (why, None),
+                Ok(_) => continue,
+            };
             let _ = disk.discard(step);
-            return Err(why);
+            return Err(failure);
         }
-        disk.clean(&copies::are_same).map_err(|error| error.to_string())?;
-        let differ = || format!("the parts of step {step} do not fit together, or copies of parameters differ");
+        disk.clean(&copies::are_same).map_err(|error| (error.to_string(), None))?;
+        let differ = || (format!("the parts of step {step} do not fit together, or copies of parameters differ"), None);
         disk.step(step).is_dir().then_some(()).ok_or_else(differ)
     }
 
-    /// Asks all machines the same.
-    fn ask(&self, memory: &Path, what: What, limit: Duration) -> Vec<Result<Answer, String>> {
-        let request = Request { memory: memory.into(), what };
-        let of_each: Vec<_> = (0..self.start.machines()).map(|machine| (machine, request.clone())).collect();
-        self.start.ask(&of_each, limit)
+    /// Asks machines the same.
+    fn ask(&self, machines: &[usize], memory: &Path, what: &What) -> Vec<Result<Answer, String>> {
+        let request = Request { memory: memory.into(), what: what.clone() };
+        let of_each: Vec<_> = machines.iter().map(|machine| (*machine, request.clone())).collect();
+        self.start.ask(&of_each, ANSWER)
     }
 }
 
 impl Drop for Memory<'_> {
     fn drop(&mut self) {
-        if !self.keeps {
-            self.ask(&self.path, What::Remove, ANSWER);
+        if !self.is_needed {
+            let all: Vec<usize> = (0..self.start.machines()).collect();
+            self.ask(&all, &self.path, &What::Remove);
         }
     }
 }

@@ -92,12 +92,16 @@ pub(crate) fn supervise(
 ) -> Result<ExitCode, TrainError> {
     let run = options.reserve()?;
     let _lock = RunFolder::at(&run).lock_supervisor()?;
+    // The attempt of a supervisor that was killed may still be saving.
+    if let Some(error) = in_use(&run) {
+        return Err(error);
+    }
     signals::note_requests();
     signals::note_pauses();
     let in_place = options.same_run().is_some() || options.again;
     let mut memory = Memory::new(config, &run, start)?;
-    // What a killed supervisor has left. Its attempt may still be saving.
-    if let Some(memory) = memory.as_mut().filter(|_| in_place && !is_training_in(&run)) {
+    // What a killed supervisor has left.
+    if let Some(memory) = memory.as_mut().filter(|_| in_place) {
         let recovered = memory.recover().map_err(|why| TrainError::NotRecovered { run: run.clone(), why })?;
         recovered.iter().for_each(|line| to_stderr(line));
     }
@@ -122,7 +126,8 @@ pub(crate) fn supervise(
     if start.is_on_this_machine() {
         supervised.clean_checkpoints();
     }
-    supervised.clean();
+    let is_needed = supervised.memory.take().is_some_and(|memory| memory.is_needed());
+    supervised.clean(is_needed);
     code
 }
 
@@ -148,7 +153,7 @@ impl Supervised<'_> {
         for number in 1.. {
             let (before, kills) = (written(&self.run), causes::oom_kills());
             self.make_folder()?;
-            let environment = self.environment(number, restarted.as_ref(), rules.skipped())?;
+            let environment = self.environment(number, restarted.as_ref(), rules.skipped());
             let args = self.arguments(restarted.take().is_some());
             let ended = match start.command(&self.config, &self.run, &environment) {
                 Ok(_) if running.was_signalled() => {
@@ -168,6 +173,7 @@ impl Supervised<'_> {
                 Some(Ended::Well { stopped: false }) => return Ok(ExitCode::SUCCESS),
                 Some(Ended::Well { stopped: true }) => return Ok(ExitCode::from(INTERRUPTED)),
                 _ if running.was_signalled() => {
+                    self.recover();
                     self.say_stopped();
                     return Ok(ExitCode::from(INTERRUPTED));
                 }
@@ -222,6 +228,7 @@ impl Supervised<'_> {
                         self.say_stopped();
                         return Ok(ExitCode::from(INTERRUPTED));
                     }
+                    self.recover(); // if that was not possible before
                 }
                 Next::GiveUp(why) => {
                     why.iter().for_each(|why| self.give_up(&format!("{why}{}", self.how_to_resume())));
@@ -263,21 +270,16 @@ impl Supervised<'_> {
     }
 
     /// What the next attempt must know.
-    fn environment(
-        &mut self,
-        number: usize,
-        restarted: Option<&String>,
-        skipped: &[u64],
-    ) -> Result<Environment, TrainError> {
+    fn environment(&mut self, number: usize, restarted: Option<&String>, skipped: &[u64]) -> Environment {
         let mut environment: Environment =
             vec![(attempt::FOLDER, self.folder().into()), (attempt::NUMBER, number.to_string().into())];
         environment.extend(restarted.map(|why| (attempt::RESTARTED, why.into())));
         if let Some(memory) = &mut self.memory {
-            environment.push((attempt::MEMORY, memory.begin(number)?.into()));
+            environment.extend(memory.begin(number).map(|memory| (attempt::MEMORY, memory.into())));
         }
         let skipped: Vec<String> = skipped.iter().map(u64::to_string).collect();
         environment.extend((!skipped.is_empty()).then(|| (attempt::SKIPPED, skipped.join(",").into())));
-        Ok(environment)
+        environment
     }
 
     /// The arguments of the next attempt.
@@ -304,10 +306,8 @@ impl Supervised<'_> {
 
     /// Copies a newer checkpoint in memory to the disk.
     fn recover(&mut self) {
-        let Some(memory) = self.memory.as_mut().filter(|_| !is_training_in(&self.run)) else { return };
-        let line = memory.recover();
-        memory.remove();
-        match line {
+        let Some(memory) = self.memory.as_mut().filter(|_| in_use(&self.run).is_none()) else { return };
+        match memory.recover() {
             Ok(line) => line.iter().for_each(|line| self.say(line)),
             Err(why) => self.say(&format!("warning: no checkpoint is recovered from memory: {why}")),
         }
@@ -380,17 +380,21 @@ impl Supervised<'_> {
         completed.iter().for_each(|path| self.say(&format!("saved {}, which all ranks had written", path.display())));
     }
 
-    /// Removes what was needed between the processes, and a folder in which no run has begun.
-    fn clean(&self) {
-        attempt::remove(&self.folder());
+    /// Removes what was needed between the processes, and a folder in which no run has begun. What the next supervisor must
+    /// know of memory stays if that `is_needed`.
+    fn clean(&self, is_needed: bool) {
+        if !is_needed {
+            attempt::remove(&self.folder());
+        }
         RunFolder::at(&self.run).remove_supervisor_lock();
         let _ = fs::remove_dir(&self.run);
     }
 }
 
-/// Whether another process trains in the run's folder.
-fn is_training_in(run: &Path) -> bool {
-    RunFolder::at(run).is_there() && matches!(RunFolder::reopen(run), Err(TrainError::RunInUse { .. }))
+/// The error if another process trains in the run's folder.
+fn in_use(run: &Path) -> Option<TrainError> {
+    let opened = RunFolder::at(run).is_there().then(|| RunFolder::reopen(run));
+    opened.and_then(Result::err).filter(|error| matches!(error, TrainError::RunInUse { .. }))
 }
 
 /// The newest checkpoint of a run.

@@ -67,7 +67,13 @@ impl Trainer<'_> {
     /// without.
     pub fn finish_in_memory(&mut self) -> Result<(), TrainError> {
         let Some(memory) = self.memory.take() else { return Ok(()) };
-        let (memory, failure) = memory.finish(|values| self.fsdp.all_reduce(values))?;
+        let finished = memory.finish(|values| self.fsdp.all_reduce(values));
+        let (memory, failure) = finished.map_err(|error| match error {
+            TrainError::NotSaved { step, parameter, value, .. } => {
+                TrainError::NotSaved { step, parameter, value, last_good: self.saver.last_good() }
+            }
+            error => error,
+        })?;
         if let Some(error) = failure {
             let error = error.to_string(); // its remedy is for a disk
             let why = error.split(';').next().unwrap_or_default();

@@ -6,8 +6,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// A rank's part, and where a machine holds it.
+pub(crate) type Part = (Place, usize);
+
 /// Where in its memory a machine holds a part.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Place {
     /// Parts of the machine's own ranks.
@@ -42,7 +45,7 @@ pub(crate) enum What {
     /// Which parts does it hold?
     List,
     /// Copy the parts of these ranks to the folder of the run, which all machines share.
-    Copy { step: u64, parts: Chosen, run: PathBuf },
+    Copy { step: u64, parts: Vec<Part>, run: PathBuf },
     /// Remove the folder in memory.
     Remove,
 }
@@ -53,7 +56,11 @@ pub(crate) enum What {
 pub(crate) enum Answer {
     Held(Vec<Held>),
     Done,
-    Failed(String),
+    /// Why, and which part could not be copied.
+    Failed {
+        why: String,
+        part: Option<Part>,
+    },
 }
 
 /// Parts of a checkpoint.
@@ -69,13 +76,14 @@ pub(crate) struct Held {
 impl Request {
     /// Does what is asked for on this machine.
     pub fn answer(&self) -> Answer {
-        let failed = |error: CheckpointError| Answer::Failed(error.to_string());
+        let failed = |part, error: CheckpointError| Answer::Failed { why: error.to_string(), part };
         match &self.what {
-            What::List => list(&self.memory).map_or_else(failed, Answer::Held),
+            What::List => list(&self.memory).map_or_else(|error| failed(None, error), Answer::Held),
             What::Copy { step, parts, run } => {
                 let to = Folder::of_run(run);
-                let copy = |(place, rank): &(Place, usize)| to.copy_part(&place.folder(&self.memory), *step, *rank);
-                parts.iter().try_for_each(copy).map_or_else(failed, |()| Answer::Done)
+                let copy = |(place, rank): &Part| to.copy_part(&place.folder(&self.memory), *step, *rank);
+                let failure = parts.iter().find_map(|part| Some((*part, copy(part).err()?)));
+                failure.map_or(Answer::Done, |(part, error)| failed(Some(part), error))
             }
             What::Remove => {
                 let _ = fs::remove_dir_all(&self.memory);
@@ -99,24 +107,27 @@ fn list(memory: &Path) -> Result<Vec<Held>, CheckpointError> {
     Ok(all)
 }
 
-/// Ranks whose parts are taken from a machine, and where it holds them.
-pub(crate) type Chosen = Vec<(Place, usize)>;
-
-/// The checkpoints of which these machines hold all parts, newest first, with the parts to take from each machine.
-pub(crate) fn whole(machines: &[Vec<Held>]) -> Vec<(u64, Vec<Chosen>)> {
+/// The steps of which a machine holds a part, newest first.
+pub(crate) fn steps(machines: &[Vec<Held>]) -> Vec<u64> {
     let steps: BTreeSet<u64> = machines.iter().flatten().map(|held| held.step).collect();
-    steps.into_iter().rev().filter_map(|step| Some((step, whole_of(machines, step)?))).collect()
+    steps.into_iter().rev().collect()
 }
 
-fn whole_of(machines: &[Vec<Held>], step: u64) -> Option<Vec<Chosen>> {
+/// The parts to take from each machine for the checkpoint of a step, without the `bad` ones of some machines. `None` if the
+/// machines do not hold all parts.
+pub(crate) fn whole(machines: &[Vec<Held>], step: u64, bad: &[(usize, Part)]) -> Option<Vec<Vec<Part>>> {
     let of_step = || machines.iter().enumerate().flat_map(|(i, all)| all.iter().map(move |held| (i, held)));
     let of_step = || of_step().filter(|(_, held)| held.step == step);
     let world_size = of_step().find_map(|(_, held)| held.world_size)?;
     let mut chosen = vec![vec![]; machines.len()];
     for rank in 0..world_size {
         // Rank 0's part includes what it has begun.
-        let has = |held: &Held| held.ranks.contains(&rank) && (rank > 0 || held.world_size.is_some());
-        let (machine, held) = of_step().find(|(_, held)| has(held))?;
+        let has = |(machine, held): &(usize, &Held)| {
+            let is_there = held.ranks.contains(&rank) && (rank > 0 || held.world_size.is_some());
+            is_there && !bad.contains(&(*machine, (held.place, rank)))
+        };
+        // From its own machine if possible, so that all machines write.
+        let (machine, held) = of_step().filter(has).min_by_key(|(_, held)| held.place)?;
         chosen[machine].push((held.place, rank));
     }
     Some(chosen)

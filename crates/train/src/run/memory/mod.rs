@@ -8,13 +8,14 @@
 //!
 //! The supervisor collects the parts after a failure ([`held`]). If a machine is lost, the others hold all of them, unless
 //! two neighbors are lost. While the next checkpoint is written, the one before stays. No part is completed in memory: that
-//! is done when the parts are on disk.
+//! is done when the parts are on disk. Copies of parameters are compared then, and on a single machine also before.
 
 pub(crate) mod held;
 mod neighbor;
 
 use crate::config::CheckpointConfig;
 use crate::error::TrainError;
+use crate::run::copies;
 use crate::run::saver::Saver;
 use checkpoint::{CheckpointError, Folder, Index};
 use comm::Communicator;
@@ -61,7 +62,10 @@ impl MemorySaver {
         }
         let (own, copies) = (Place::Own.folder(folder), Place::Copies.folder(folder));
         let saver = Saver::new(own.clone(), rank, config, files).of_parts();
-        Ok(Self { neighbor: Neighbor::of(rank, &machines), comm, saver, own, copies, cleans, step: None })
+        let saver = Self { neighbor: Neighbor::of(rank, &machines), comm, saver, own, copies, cleans, step: None };
+        // Of an attempt before, whose course has ended.
+        saver.clean(|folder| folder.remove_parts(|_| true));
+        Ok(saver)
     }
 
     /// Starts a checkpoint.
@@ -92,8 +96,16 @@ impl MemorySaver {
         if self.saver.finish(&sum, |_| {})?.has_failed {
             return Ok((None, self.saver.skip().and_then(|(_, error)| error)));
         }
-        let failure = self.copy(step)?.and_then(|()| self.remove_before(step)).err();
+        if self.neighbor.is_none() && self.comm.rank() == 0 {
+            copies::compare(&self.own, step, self.comm.world_size())?;
+        }
+        let failure = self.copy(step)?.err();
+        // The checkpoint before must stay until all ranks have all copies.
         let failures = sum(&[if failure.is_some() { 1.0 } else { 0.0 }])?[0];
+        self.clean(|folder| match failures == 0.0 {
+            true => folder.remove_parts(|other| other != step),
+            false => folder.remove_parts(|other| other == step),
+        });
         Ok((Some(self).filter(|_| failures == 0.0), failure.map(TrainError::from)))
     }
 
@@ -106,11 +118,11 @@ impl MemorySaver {
         Ok(failure.and(exchanged.map_err(|(path, source)| CheckpointError::Write { path, source })))
     }
 
-    fn remove_before(&self, step: u64) -> Result<(), CheckpointError> {
-        if !self.cleans {
-            return Ok(());
+    /// Removes something from the folders of this machine. What cannot be removed takes room, and is removed with the folder.
+    fn clean(&self, remove: impl Fn(&Folder) -> Result<(), CheckpointError>) {
+        if self.cleans {
+            [&self.own, &self.copies].into_iter().for_each(|folder| drop(remove(folder)));
         }
-        [&self.own, &self.copies].into_iter().try_for_each(|folder| folder.remove_parts_except(step))
     }
 }
 
