@@ -198,6 +198,8 @@ struct Trainer<'a> {
     busy: stragglers::Busy,
     /// Whether the user was warned that memory is nearly full.
     told_of_memory: bool,
+    /// Whether the metrics lack steps because rank 0's disk is full.
+    lacks_metrics: bool,
     /// Whether the run restarts after this step, because a rank's memory is nearly full.
     shrinks: bool,
     /// The steps whose operations were timed.
@@ -286,6 +288,7 @@ impl<'a> Trainer<'a> {
             pace: Pace::default(),
             busy: stragglers::Busy::default(),
             told_of_memory: false,
+            lacks_metrics: false,
             shrinks: false,
             profile: vec![],
             made: None,
@@ -316,8 +319,14 @@ impl<'a> Trainer<'a> {
         let is_time = self.is_time();
         let one_if = |condition: bool| if condition { 1.0 } else { 0.0 };
         let is_writing = self.memory.as_ref().is_some_and(MemorySaver::is_writing);
-        let mine =
-            [asked_to_stop(job), is_time, one_if(self.saver.has_failed()), one_if(is_nearly_full), one_if(is_writing)];
+        let mine = [
+            asked_to_stop(job),
+            is_time,
+            one_if(self.saver.has_failed()),
+            one_if(is_nearly_full),
+            one_if(is_writing),
+            one_if(self.recorder.is_refused()),
+        ];
         let numbers = || [&mine[..], &loads.numbers(job.config.expert_layers())].concat();
         let mut update =
             |fsdp: &mut Fsdp<Batch>, sums: &[f64]| update_selection_biases(&job.config, fsdp, &sums[mine.len()..]);
@@ -331,6 +340,7 @@ impl<'a> Trainer<'a> {
         if report.sums[2] > 0.0 {
             self.skip_saving()?;
         }
+        self.lacks_metrics = report.sums[5] > 0.0;
         if report.sums[4] == 0.0 {
             self.finish_in_memory()?;
         }

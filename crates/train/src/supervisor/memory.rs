@@ -89,7 +89,7 @@ impl<'a> Memory<'a> {
     /// attempt's from memory. Returns a line about it.
     ///
     /// # Errors
-    /// If there are parts of a newer one that are not whole, or that cannot be copied. They stay in memory.
+    /// If a newer one cannot be copied, or if a machine does not answer that may hold parts of it. They stay in memory.
     pub fn recover(&mut self) -> Result<Option<String>, String> {
         let Some(last) = self.attempt.clone() else { return Ok(None) };
         let (step, answered) = self.copy_newest(&last).inspect_err(|_| self.is_needed = true)?;
@@ -104,7 +104,7 @@ impl<'a> Memory<'a> {
         disk.clean(&copies::are_same).map_err(|error| error.to_string())?;
         let on_disk = disk.list().map_err(|error| error.to_string())?.last().map(|(step, _)| *step);
         let all: Vec<usize> = (0..self.start.machines()).collect();
-        let (mut held, mut answered, mut failure) = (vec![], vec![], None);
+        let (mut held, mut answered, mut unanswered) = (vec![], vec![], None);
         for (machine, answer) in self.ask(&all, memory, &What::List).into_iter().enumerate() {
             held.push(match answer {
                 Ok(Answer::Held(held)) => {
@@ -112,15 +112,16 @@ impl<'a> Memory<'a> {
                     held
                 }
                 Ok(Answer::Failed { why, .. }) | Err(why) => {
-                    failure.get_or_insert(why);
+                    unanswered.get_or_insert(why);
                     vec![]
                 }
                 Ok(Answer::Done) => vec![],
             });
         }
-        let (mut bad, mut is_newer) = (vec![], false);
+        let (mut bad, mut failure) = (vec![], None);
         for step in steps(&held).into_iter().filter(|step| Some(*step) > on_disk) {
-            is_newer = true;
+            // Where all have answered, what is missing has not been written.
+            failure = failure.or(unanswered.take());
             while let Some(parts) = whole(&held, step, &bad) {
                 match self.copy(memory, step, parts) {
                     Ok(()) => return Ok((Some(step), answered)),
@@ -134,10 +135,7 @@ impl<'a> Memory<'a> {
                 }
             }
         }
-        match is_newer {
-            true => Err(failure.unwrap_or("a machine has not written its parts".into())),
-            false => Ok((None, answered)),
-        }
+        failure.map_or(Ok((None, answered)), Err)
     }
 
     /// Copies the chosen parts of each machine to the disk, and completes the checkpoint there. An error names the machine and

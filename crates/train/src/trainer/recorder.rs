@@ -103,6 +103,11 @@ impl<'a> Recorder<'a> {
         Ok(())
     }
 
+    /// Whether metrics wait for room on a disk that is full.
+    pub fn is_refused(&self) -> bool {
+        self.rank_0.as_ref().is_some_and(|rank_0| rank_0.metrics.1.refused() > 0)
+    }
+
     /// Writes values of a step for TensorBoard. On a disk that is full, they wait as the metrics do, whose warning tells the
     /// user.
     fn scalars(&mut self, step: usize, values: &[(&str, f64)]) -> Result<(), TrainError> {

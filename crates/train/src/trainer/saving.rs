@@ -53,9 +53,10 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Starts saving the run in memory, once the previous checkpoint there is complete.
+    /// Starts saving the run in memory, once the previous checkpoint there is complete. A run that resumes from a checkpoint
+    /// must have the metrics of all steps before.
     pub fn save_in_memory(&mut self, step: usize, loss: f64, val_loss: Option<f64>) -> Result<(), TrainError> {
-        if self.skips == 0 {
+        if self.skips == 0 && !self.lacks_metrics {
             self.finish_in_memory()?;
             let index = self.index(step, loss, val_loss);
             self.memory.iter_mut().for_each(|memory| memory.start(self.fsdp.state(), index.clone()));
@@ -63,11 +64,11 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Waits until the checkpoint in memory is complete, if one is being written. Where there is no room, the run goes on
-    /// without.
+    /// Waits until the checkpoint in memory is complete, if one is being written. It replaces the one before only if there are
+    /// metrics of its step. Where there is no room, the run goes on without.
     pub fn finish_in_memory(&mut self) -> Result<(), TrainError> {
         let Some(memory) = self.memory.take() else { return Ok(()) };
-        let finished = memory.finish(|values| self.fsdp.all_reduce(values));
+        let finished = memory.finish(!self.lacks_metrics, |values| self.fsdp.all_reduce(values));
         let (memory, failure) = finished.map_err(|error| match error {
             TrainError::NotSaved { step, parameter, value, .. } => {
                 TrainError::NotSaved { step, parameter, value, last_good: self.saver.last_good() }

@@ -83,13 +83,14 @@ impl MemorySaver {
     }
 
     /// Waits until all ranks have written their parts of the checkpoint, exchanges copies with other machines, and removes
-    /// the checkpoint before. A collective: `sum` adds up the values of all ranks. Returns `None` if a rank has failed,
+    /// the checkpoint before, or this one unless it `replaces` that. A collective: `sum` adds up the values of all ranks. Returns `None` if a rank has failed,
     /// after which there are no more checkpoints in memory, and the error of this rank, if it has one.
     ///
     /// # Errors
     /// If ranks cannot communicate, or if a parameter is not finite.
     pub fn finish(
         mut self,
+        replaces: bool,
         sum: impl Fn(&[f64]) -> Result<Vec<f64>, FsdpError>,
     ) -> Result<(Option<Self>, Option<TrainError>), TrainError> {
         let Some(step) = self.step.take() else { return Ok((Some(self), None)) };
@@ -102,7 +103,7 @@ impl MemorySaver {
         let failure = self.copy(step)?.err();
         // The checkpoint before must stay until all ranks have all copies.
         let failures = sum(&[if failure.is_some() { 1.0 } else { 0.0 }])?[0];
-        self.clean(|folder| match failures == 0.0 {
+        self.clean(|folder| match replaces && failures == 0.0 {
             true => folder.remove_parts(|other| other != step),
             false => folder.remove_parts(|other| other == step),
         });

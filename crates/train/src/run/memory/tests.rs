@@ -44,7 +44,7 @@ fn train(root: &Path, machines: &[usize]) {
                 fsdp.all_reduce(&[0.0])?;
                 break;
             }
-            let (finished, error) = saver.finish(|values| fsdp.all_reduce(values))?;
+            let (finished, error) = saver.finish(true, |values| fsdp.all_reduce(values))?;
             saver = finished.unwrap_or_else(|| panic!("{error:?}"));
             if step == 2 {
                 disk.start(fsdp.state(), index);

@@ -39,7 +39,9 @@ pub fn watch(mut command: Command, run: &Path, log: &Path, outside: &[(When, Wha
         if step != last.0 {
             last = (step, Instant::now());
         }
-        let is_due = |(when, _): &(When, What)| match *when {
+        let will_fill = left.iter().any(|(_, what)| *what == What::Fill);
+        let is_due = |(when, what): &(When, What)| match *when {
+            _ if *what == What::Free && will_fill => false,
             When::Step(of) => step >= of,
             When::HungAfter(of) => step >= of && last.1.elapsed() > HUNG,
             When::Restart(number) => said.contains(&format!("\nrestart {number} of ")),
