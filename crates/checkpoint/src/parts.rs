@@ -69,7 +69,12 @@ impl Folder {
         self.sync_parent()?;
         let entry = read_entry(&source.join(entry_file(rank)))?.file;
         let expected = digests(&source.join(blocks_file(rank)))?;
-        for path in from.files_of_part(step, rank)? {
+        let files = from.files_of_part(step, rank)?;
+        let whole = source.join(&entry.name);
+        if !files.contains(&whole) {
+            return Err(CheckpointError::broken(&whole, "is missing"));
+        }
+        for path in files {
             let name = path.file_name().unwrap_or_default();
             let mut file = File::open(&path).map_err(CheckpointError::read(&path))?;
             if *name != *entry.name {

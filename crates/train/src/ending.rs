@@ -1,6 +1,7 @@
 //! The last lines of a run: its result, and commands to type next.
 
 use crate::format::{count, duration, human, quoted};
+use crate::host::attempt;
 use crate::host::launch::Launch;
 use crate::program;
 use crate::terminal::{detail_to_stderr, to_stderr};
@@ -33,7 +34,8 @@ fn came_to(outcome: &Outcome) -> String {
 fn resume(outcome: &Outcome, program: &str, processes: Option<usize>) -> Option<String> {
     let mpirun = processes.map_or(String::new(), |processes| format!("mpirun -n {processes} "));
     let run = quoted(&outcome.folder.display().to_string());
-    (outcome.stopped && outcome.is_saved).then(|| format!("{mpirun}{} --resume {run}", quoted(program)))
+    let alone = || format!("{mpirun}{} --resume {run}", quoted(program));
+    (outcome.stopped && outcome.is_saved).then(|| attempt::resume_command().unwrap_or_else(alone))
 }
 
 /// The command that resumes a stopped run, if it can be resumed.

@@ -97,8 +97,8 @@ pub enum TrainError {
     Fault(String),
 
     #[error(
-        "{available} of the run's {asked} ranks can start, and resilience.min_gpus is {least}: bring the devices or machines \
-         back, or lower it"
+        "{available} of the run's {asked} ranks can start, and it needs {least}: bring the devices or machines back, or set \
+         resilience.min_gpus lower"
     )]
     TooFewRanks { available: usize, asked: usize, least: usize },
 

@@ -75,7 +75,7 @@ pub struct Outcome {
 
 /// Trains, validates and samples. Every rank returns the same outcome, except that only rank 0 has the sample.
 pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> {
-    let mut trainer = Trainer::new(job, comm.clone())?;
+    let mut trainer = comm.abort_on_failure(|| Trainer::new(job, comm.clone()))?;
     trainer.say_placement();
     // The other ranks learn of a failure before this one drops the trainer, which waits for a checkpoint being written.
     let outcome = comm.abort_on_failure(|| train(&mut trainer));

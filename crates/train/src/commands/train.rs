@@ -155,7 +155,9 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
         }
         attempt::ended_well(outcome.stopped);
     }
-    Ok(if outcome.stopped { interrupted() } else { ExitCode::SUCCESS })
+    // mpirun would call the code of a stopped run a failure; its supervisor knows.
+    let is_launched = attempt::is_supervised() && launch.processes().is_some();
+    Ok(if outcome.stopped && !is_launched { interrupted() } else { ExitCode::SUCCESS })
 }
 
 /// Prints the outcome of a run of `steps` steps.

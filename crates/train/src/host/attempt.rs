@@ -23,6 +23,8 @@ pub(crate) const MEMORY: &str = "KILN_MEMORY";
 pub(crate) const NUMBER: &str = "KILN_ATTEMPT";
 /// The environment variable with the steps that are skipped if they are not finite, separated by commas.
 pub(crate) const SKIPPED: &str = "KILN_SKIP_STEPS";
+/// The environment variable with the command that resumes the run.
+pub(crate) const RESUME: &str = "KILN_RESUME";
 /// The environment variable that says why this attempt was started, unless it is the first.
 pub(crate) const RESTARTED: &str = "KILN_RESTARTED";
 
@@ -97,6 +99,11 @@ pub(crate) fn number() -> usize {
 /// The folder of checkpoints in memory.
 pub(crate) fn memory() -> Option<PathBuf> {
     env::var_os(MEMORY).map(PathBuf::from)
+}
+
+/// The command, to paste, that resumes the run as the supervisor has started it.
+pub(crate) fn resume_command() -> Option<String> {
+    env::var(RESUME).ok().filter(|_| is_supervised())
 }
 
 /// Why the supervisor has started the run again.

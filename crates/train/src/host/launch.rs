@@ -96,11 +96,12 @@ impl Launch {
 
     /// Prints an error; with `mpirun`, also ends all processes.
     pub fn fail(&self, error: &(dyn Error + 'static)) -> ExitCode {
+        let (cause, step) = error.downcast_ref().map_or((Cause::Other, None), TrainError::cause);
         let say = |whose: String| {
             // The text may contain names from files.
-            to_stderr(&format!("error: {whose}{error}"));
+            let what = if cause == Cause::NearlyFull { "" } else { "error: " };
+            to_stderr(&format!("{what}{whose}{error}"));
         };
-        let (cause, step) = error.downcast_ref().map_or((Cause::Other, None), TrainError::cause);
         let Some(world) = &self.mpi else {
             attempt::failed(&error.to_string(), cause, step);
             say(String::new());

@@ -16,8 +16,9 @@ pub(crate) fn interrupted() -> ExitCode {
     ExitCode::from(INTERRUPTED)
 }
 
-/// Who stops a job often sends a signal to the supervisor and to the process itself, which then gets two.
-const SAME: Duration = Duration::from_secs(2);
+/// Who stops a job often sends a signal to the supervisor and to the process itself, which then gets two. Signals within this
+/// time count as one.
+pub(crate) const SAME: Duration = Duration::from_secs(2);
 
 /// Installs a handler: a signal sets the flag, and a second one ends the process. With `tell`, it says so.
 pub(crate) fn stop_after_a_step(tell: bool) -> Arc<AtomicBool> {

@@ -38,7 +38,11 @@ use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+/// How long the ranks of a process that has ended may live on.
+const LONGEST_END: Duration = Duration::from_secs(10);
 
 /// How the process of an attempt is started.
 pub(crate) trait Start {
@@ -51,6 +55,11 @@ pub(crate) trait Start {
 
     /// Whether all processes are on this machine, so that none of them writes any more once the attempt has ended.
     fn is_on_this_machine(&self) -> bool;
+
+    /// The command, to paste, that resumes a run in this way.
+    fn resume_command(&self, run: &str) -> String {
+        program::command(&["--resume", run])
+    }
 
     /// The number of machines.
     fn machines(&self) -> usize {
@@ -110,6 +119,7 @@ pub(crate) fn supervise(
         memory,
         in_place,
         names_run: options.out.as_ref() == Some(&run),
+        resume_command: start.resume_command(&run.display().to_string()),
         run,
         args,
         resumes: options.resume.is_some(),
@@ -145,6 +155,8 @@ struct Supervised<'a> {
     resumes: bool,
     /// Whether it names the run's folder.
     names_run: bool,
+    /// The command, to paste, that resumes the run.
+    resume_command: String,
 }
 
 impl Supervised<'_> {
@@ -192,8 +204,9 @@ impl Supervised<'_> {
                     (ended.has_lived, cause, None, error)
                 }
             };
+            self.wait_for_ranks();
             self.recover();
-            self.set_aside_if_damaged(&error);
+            let set_aside = self.set_aside_if_damaged(&error);
             let newest = newest(&self.run);
             let step = of_step.unwrap_or_else(|| RunFolder::at(&self.run).last_step() + 1);
             self.log(&format!("step {step}: {error}"));
@@ -208,7 +221,8 @@ impl Supervised<'_> {
             };
             let (saved, non_finite) = (written(&self.run) != before, cause == Cause::NonFinite);
             // Machines may come back after a while.
-            let changed = change.is_some() || cause == Cause::TooFewRanks;
+            let changed = change.is_some() || cause == Cause::TooFewRanks || set_aside;
+            let begun = begun || set_aside;
             let planned = change.is_some() && cause == Cause::NearlyFull;
             let failure = Failure { begun, step, saved, non_finite, changed, planned, error };
             match rules.after(&failure) {
@@ -273,6 +287,7 @@ impl Supervised<'_> {
     fn environment(&mut self, number: usize, restarted: Option<&String>, skipped: &[u64]) -> Environment {
         let mut environment: Environment =
             vec![(attempt::FOLDER, self.folder().into()), (attempt::NUMBER, number.to_string().into())];
+        environment.push((attempt::RESUME, self.resume_command.clone().into()));
         environment.extend(restarted.map(|why| (attempt::RESTARTED, why.into())));
         if let Some(memory) = &mut self.memory {
             environment.extend(memory.begin(number).map(|memory| (attempt::MEMORY, memory.into())));
@@ -306,32 +321,41 @@ impl Supervised<'_> {
 
     /// Copies a newer checkpoint in memory to the disk.
     fn recover(&mut self) {
-        let Some(memory) = self.memory.as_mut().filter(|_| in_use(&self.run).is_none()) else { return };
+        let is_free = RunFolder::at(&self.run).is_there() && in_use(&self.run).is_none();
+        let Some(memory) = self.memory.as_mut().filter(|_| is_free) else { return };
         match memory.recover() {
             Ok(line) => line.iter().for_each(|line| self.say(line)),
             Err(why) => self.say(&format!("warning: no checkpoint is recovered from memory: {why}")),
         }
     }
 
-    /// Sets the newest checkpoint aside if a failure names it and it is damaged: processes of mpirun verify only the parts
+    /// Sets the newest checkpoint aside if a failure names it and it is damaged, and returns whether it has: processes of mpirun verify only the parts
     /// that they use, and would fail again. The only checkpoint stays.
-    fn set_aside_if_damaged(&self, error: &str) {
+    fn set_aside_if_damaged(&self, error: &str) -> bool {
         let folder = Folder::of_run(&self.run);
         let all = folder.list().unwrap_or_default();
-        let [.., _, (step, path)] = &all[..] else { return };
+        let [.., _, (step, path)] = &all[..] else { return false };
         if !error.contains(&*path.to_string_lossy()) {
-            return;
+            return false;
         }
         let verified = Checkpoint::open(path).and_then(|checkpoint| checkpoint.verify_all());
         let is_damaged = |error: &CheckpointError| match error {
             CheckpointError::Read { source, .. } => source.kind() == ErrorKind::NotFound,
             error => matches!(error, CheckpointError::Broken { .. }),
         };
-        if let Some(error) = verified.err().filter(is_damaged) {
-            self.say(&format!("warning: {} is damaged and is set aside: {error}", path.display()));
-            if let Err(error) = folder.set_aside(step - 1) {
-                self.say(&format!("warning: it cannot be set aside: {error}"));
-            }
+        let Some(error) = verified.err().filter(is_damaged) else { return false };
+        self.say(&format!("warning: {} is damaged and is set aside: {error}", path.display()));
+        let set_aside = folder.set_aside(step - 1).err();
+        set_aside.iter().for_each(|error| self.say(&format!("warning: it cannot be set aside: {error}")));
+        set_aside.is_none()
+    }
+
+    /// Waits until no rank holds the run's folder: those of an mpirun that was killed live a little longer, and may complete a
+    /// checkpoint.
+    fn wait_for_ranks(&self) {
+        let started = Instant::now();
+        while in_use(&self.run).is_some() && started.elapsed() < LONGEST_END {
+            thread::sleep(Duration::from_millis(50));
         }
     }
 
@@ -363,8 +387,7 @@ impl Supervised<'_> {
     }
 
     fn how_to_resume(&self) -> String {
-        let command = || program::command(&["--resume", &self.run.display().to_string()]);
-        newest(&self.run).map_or(String::new(), |_| format!("; resume with `{}`", command()))
+        newest(&self.run).map_or(String::new(), |_| format!("; resume with `{}`", self.resume_command))
     }
 
     /// Completes or removes what the last process has left half-written or half-removed, as the next start would.

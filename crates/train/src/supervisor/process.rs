@@ -78,6 +78,8 @@ struct State {
     /// The process group.
     group: Option<i32>,
     signals: usize,
+    /// When the last one came.
+    last: Option<Instant>,
     /// The file that asks the process to stop after its step, if a signal would not let it.
     stop: Option<PathBuf>,
 }
@@ -91,6 +93,10 @@ impl Running {
     /// Passes on a signal: the process stops after its step, at the second one at once, and at the third one it is killed.
     pub fn signal(&self) {
         let mut state = self.state();
+        if state.last.is_some_and(|last| last.elapsed() < signals::SAME) {
+            return;
+        }
+        state.last = Some(Instant::now());
         state.signals += 1;
         state.pass_on();
     }

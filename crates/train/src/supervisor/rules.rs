@@ -101,7 +101,7 @@ impl Rules {
             return Next::GiveUp(Some(format!("the run has failed again after {restarts} (resilience.restarts)")));
         }
         self.restarts += 1;
-        self.without_progress = if failure.saved { 0 } else { self.without_progress + 1 };
+        self.without_progress = if failure.saved { 1 } else { self.without_progress + 1 };
         let wait = FIRST_WAIT * 2_u32.saturating_pow(self.without_progress.saturating_sub(1)).min(1 << 16);
         let jitter = rand::rng().random_range(1.0 - JITTER..=1.0 + JITTER);
         Next::Restart { number: Some(self.restarts), of: self.most, wait: wait.min(LONGEST_WAIT).mul_f64(jitter), skip }
@@ -144,8 +144,8 @@ mod tests {
         let waits: Vec<_> = (0..8).map(|step| wait(rules.after(&failure(step, "lost", false)))).collect();
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(wait(rules.after(&failure(9, "lost", true))), 1);
-        assert_eq!(wait(rules.after(&failure(10, "lost", false))), 1);
-        assert_eq!(wait(rules.after(&failure(11, "lost", false))), 2);
+        assert_eq!(wait(rules.after(&failure(10, "lost", false))), 2);
+        assert_eq!(wait(rules.after(&failure(11, "lost", false))), 4);
     }
 
     #[test]

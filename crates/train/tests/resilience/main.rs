@@ -112,7 +112,7 @@ fn a_run_that_has_lost_devices_goes_on_with_fewer_ranks_and_then_with_all() {
 
     let output = with_faults(folder.path(), "lost:step=5,rank=3", &[&["--steps=14", "--restarts=3"]], "refused");
     let told = said(&output);
-    let expected = "3 of the run's 4 ranks can start, and resilience.min_gpus is 4: bring the devices or machines back";
+    let expected = "3 of the run's 4 ranks can start, and it needs 4: bring the devices or machines back";
     assert!(output.status.code() == Some(1) && told.contains(expected), "{told}");
     check_folder(folder.path(), "refused");
 }

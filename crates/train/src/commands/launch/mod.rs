@@ -9,6 +9,7 @@ use crate::error::TrainError;
 use crate::format::count;
 use crate::host::attempt;
 use crate::host::faults::FAULTS;
+use crate::program;
 use crate::run::folder::RunFolder;
 use crate::run::memory::held::{Answer, Request};
 use crate::supervisor::{self, Environment, Start};
@@ -115,7 +116,9 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode, TrainError> {
     let mpirun = args.mpirun.iter().flat_map(|options| options.split_whitespace()).map(OsString::from).collect();
     let own_folder = args.mpirun.as_ref().is_some_and(|options| options.contains("backing_directory"));
     let segments = if hosts.is_none() && !own_folder { Segments::new() } else { None };
-    let mpi = Mpi { program, hosts, processes, rsh, has_own_rsh, mpirun, segments };
+    let host_file = args.hosts.as_ref().map(|file| file.display().to_string());
+    let mpirun_given = args.mpirun.clone();
+    let mpi = Mpi { program, hosts, processes, rsh, has_own_rsh, mpirun, host_file, mpirun_given, segments };
     // An attempt may have fewer processes, and must know how many there are meant to be.
     let gpus = ["--gpus".into(), processes.to_string().into()];
     supervisor::supervise(&config, &options, [&args.run[..], &gpus].concat(), &mpi)
@@ -131,6 +134,9 @@ struct Mpi {
     has_own_rsh: bool,
     /// More options of mpirun.
     mpirun: Vec<OsString>,
+    /// The host file and the options of mpirun, as given.
+    host_file: Option<String>,
+    mpirun_given: Option<String>,
     /// Where the ranks share memory, if they are on this machine and it has such a place.
     segments: Option<Segments>,
 }
@@ -173,6 +179,17 @@ impl Start for Mpi {
 
     fn is_on_this_machine(&self) -> bool {
         self.hosts.is_none()
+    }
+
+    fn resume_command(&self, run: &str) -> String {
+        let mut words = vec!["launch".to_owned(), "-n".into(), self.processes.to_string()];
+        let given = [("--hosts", &self.host_file), ("--mpirun", &self.mpirun_given)];
+        words.extend(given.iter().filter_map(|(flag, value)| Some([flag.to_string(), (*value).clone()?])).flatten());
+        if self.has_own_rsh {
+            words.extend(["--rsh".into(), self.rsh.join(" ")]);
+        }
+        words.extend(["--", "--resume", run].map(String::from));
+        program::command(&words.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     fn machines(&self) -> usize {

@@ -104,7 +104,7 @@ impl MemorySaver {
         // The checkpoint before must stay until all ranks have all copies.
         let failures = sum(&[if failure.is_some() { 1.0 } else { 0.0 }])?[0];
         self.clean(|folder| match replaces && failures == 0.0 {
-            true => folder.remove_parts(|other| other != step),
+            true => folder.remove_parts(|other| other < step), // other ranks may have begun the next one
             false => folder.remove_parts(|other| other == step),
         });
         Ok((Some(self).filter(|_| failures == 0.0), failure.map(TrainError::from)))
