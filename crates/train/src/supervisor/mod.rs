@@ -22,14 +22,13 @@ use crate::host::machine;
 use crate::host::signals::{self, INTERRUPTED};
 use crate::plan::memory_check;
 use crate::program;
-use crate::run::copies;
 use crate::run::folder::{RunFolder, config_in};
 use crate::run::options::RunOptions;
 use crate::terminal::to_stderr;
 use checkpoint::{Checkpoint, CheckpointError, Folder};
 use memory::Memory;
 pub(crate) use process::Environment;
-use process::{Attempt, End, Running};
+use process::{Attempt, BEGIN, End, Running};
 use rules::{Failure, Next, Rules};
 use std::env;
 use std::ffi::OsString;
@@ -140,7 +139,9 @@ impl Supervised {
                     self.say_stopped();
                     return Ok(ExitCode::from(INTERRUPTED));
                 }
-                Ok(program) => Attempt { program, args, environment, folder: self.folder() }.run(running)?,
+                Ok(program) => {
+                    Attempt { program, args, environment, folder: self.folder(), begins_within: BEGIN }.run(running)?
+                }
                 Err(error) if number == 1 => return Err(error),
                 // A machine may be about to start again.
                 Err(error) => {
@@ -343,11 +344,10 @@ impl Supervised {
             return; // no attempt has opened it, which leaves a lock
         }
         // The attempt may have failed because another process trains there.
-        let Some(_locked) = RunFolder::reopen(&self.run).ok().filter(|folder| folder.warning().is_none()) else {
+        let Some(locked) = RunFolder::reopen(&self.run).ok().filter(|folder| folder.warning().is_none()) else {
             return;
         };
-        let completed = Folder::of_run(&self.run).clean(&copies::are_same).unwrap_or_default();
-        completed.iter().for_each(|path| self.say(&format!("saved {}, which all ranks had written", path.display())));
+        locked.clean_checkpoints().iter().for_each(|(_, line)| self.say(line));
     }
 
     /// Removes what was needed between the processes, and a folder in which no run has begun.

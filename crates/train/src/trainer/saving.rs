@@ -10,6 +10,7 @@ use crate::run::folder::{CONFIG, RunFolder};
 use crate::run::saver::Saver;
 use crate::run::trained;
 use crate::terminal::to_stderr;
+use crate::trainer::recorder;
 use checkpoint::{Folder, Index};
 use comm::RankFailure;
 use data::Tokenizer;
@@ -197,12 +198,13 @@ pub(crate) fn save_survivors(job: &Job, folder: &RunFolder, failure: &RankFailur
     if job.config.checkpoint.keep == 0 {
         return None;
     }
-    let (folder, parameters) = (Folder::of_run(folder.path()), job.config.parameter_count());
-    let save = |extra: Vec<_>| job.survivors.save(failure, &folder, &extra, parameters);
+    let (checkpoints, parameters) = (Folder::of_run(folder.path()), job.config.parameter_count());
+    let save = |extra: Vec<_>| job.survivors.save(failure, &checkpoints, &extra, parameters);
     match files(job, 0).and_then(save) {
         Ok(saved) => saved.map(|(step, path)| {
             let shown = path.display();
             job.progress.say(&format!("the remaining ranks hold the whole state after step {step}: saved {shown}"));
+            recorder::late_event(folder, step, &format!("saved {shown} from what the remaining ranks held"));
             path
         }),
         Err(error) => {
