@@ -12,10 +12,10 @@ launch() {
     two_machines "$1" "$2" "$3"
     shift 3
     "$bin" "${run[@]}" --gpus 4 --out "$work/threads"
-    ip netns exec "${machines[0]}" unshare --uts bash -c 'hostname "$0" && exec "$@"' "${machines[0]}" \
-        "$bin" launch --hosts "$work/hosts" --rsh "$work/rsh" \
-        --mpirun "--mca oob_tcp_if_include $subnet --mca btl_tcp_if_include $subnet" \
-        -- "${run[@]}" --restarts 4 "$@" --out "$work/run" &
+    local command=("$bin" launch --hosts "$work/hosts" --rsh "$work/rsh")
+    command+=(--mpirun "--mca oob_tcp_if_include $subnet --mca btl_tcp_if_include $subnet")
+    command+=(-- "${run[@]}" --restarts 4 "$@" --out "$work/run")
+    "$work/on-machine" "${machines[0]}" "exec ${command[*]@Q}" &
     job=$!
 }
 

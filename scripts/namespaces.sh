@@ -1,6 +1,7 @@
-# Machines that are network namespaces of this one, for scripts that `source` this file after `set -euo pipefail`.
+# Machines that are namespaces of this one, for scripts that `source` this file after `set -euo pipefail`: each has a network,
+# a name and a /dev/shm of its own, and shares all other files.
 #
-# It needs root and `ip`, makes the folder $work, and removes the namespaces in `machines` and the folder at the end.
+# It needs root, `ip` and `nsenter`, makes the folder $work, and removes the namespaces in `machines` and the folder at the end.
 
 [[ $(id -u) == 0 ]] || { echo "network namespaces need root" >&2; exit 1; }
 work=$(mktemp -d)
@@ -17,12 +18,27 @@ remove_machines() {
 }
 trap remove_machines EXIT
 
-# machine NAME: makes a namespace.
+# machine NAME: makes the namespaces of a machine, and starts it.
 machine() {
     machines+=("$1")
     echo "$1" >>"$work/machines"
     ip netns add "$1"
     ip -netns "$1" link set lo up
+    start_machine "$1"
+}
+
+# start_machine NAME: starts the process that keeps a machine's name and memory.
+start_machine() {
+    ip netns exec "$1" unshare --uts --mount --propagation private bash -c \
+        'hostname "$0" && mount -t tmpfs tmpfs /dev/shm && touch "$1" && exec sleep infinity' "$1" "$work/$1.up" &
+    echo $! >"$work/$1.pid"
+    until [[ -e $work/$1.up ]]; do sleep 0.05; done
+}
+
+# lose_machine NAME: kills all processes of a machine, whose memory is lost with them.
+lose_machine() {
+    rm "$work/$1.up"
+    ip netns pids "$1" | xargs -r kill -KILL 2>/dev/null || true # some have ended in between
 }
 
 # two_machines NAME NAME PREFIX: makes two namespaces with the addresses PREFIX.1 and PREFIX.2, connected by a cable, and a
@@ -39,20 +55,21 @@ two_machines() {
     done
 }
 
-# on-machine NAME COMMAND...: runs the command in the namespace, under the name of a machine of its own.
-cat >"$work/on-machine" <<'EOF'
+# on-machine NAME COMMAND...: runs the command on a machine.
+cat >"$work/on-machine" <<EOF
 #!/usr/bin/env bash
-machine=$1
+machine=\$1
 shift
-exec ip netns exec "$machine" unshare --uts bash -c "hostname $machine && $*"
+exec nsenter --target "\$(cat "$work/\$machine.pid")" --net --uts --mount --wd="\$PWD" bash -c "\$*"
 EOF
 # What is called instead of ssh: ADDRESS COMMAND... The last number of the address is the number of the machine. A machine
-# without a cable does not answer.
+# that is lost or has no cable does not answer.
 cat >"$work/rsh" <<EOF
 #!/usr/bin/env bash
 machine=\$(sed -n "\${1##*.}p" "$work/machines")
 shift
-ip -netns "\$machine" link show eth0 | grep -q "[<,]UP[,>]" || { echo "no route to host" >&2; exit 255; }
+"$work/on-machine" "\$machine" ip link show eth0 2>/dev/null | grep -q "[<,]UP[,>]" ||
+    { echo "no route to host" >&2; exit 255; }
 exec "$work/on-machine" "\$machine" "\$*"
 EOF
 chmod +x "$work/on-machine" "$work/rsh"

@@ -14,8 +14,8 @@ use crate::files::{BLOCKS, read_small};
 use crate::folder::sync_folder;
 use crate::table::{Builder, TABLE};
 use crate::write::{RankEntry, blocks_file, digests, entry_file, is_of, write_synced, write_synced_with};
-use crate::{Checkpoint, CheckpointError, FileEntry, Folder, Index};
-use std::fs::{self, File};
+use crate::{CheckpointError, FileEntry, Folder, Index};
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -78,26 +78,6 @@ impl Folder {
         self.complete(index.step)
     }
 
-    /// Copies a whole checkpoint of another folder here, once all of its digests are right. Returns its folder here.
-    ///
-    /// # Errors
-    /// If it is not what was written, or if a file cannot be read or written.
-    pub fn copy(&self, from: &Path) -> Result<PathBuf, CheckpointError> {
-        let checkpoint = Checkpoint::open(from)?;
-        checkpoint.verify_all()?;
-        let index = checkpoint.index();
-        let partial = self.partial(index.step);
-        fs::create_dir_all(&partial).map_err(CheckpointError::write(&partial))?;
-        self.sync_parent()?;
-        for name in index.file_names() {
-            let (from, to) = (from.join(name), partial.join(name));
-            let mut source = File::open(&from).map_err(CheckpointError::read(&from))?;
-            write_synced_with(&to, |file| std::io::copy(&mut source, file).map(drop))?;
-        }
-        sync_folder(&partial)?;
-        self.complete(index.step)
-    }
-
     /// The number of ranks that have written a checkpoint that lacks only the last step.
     ///
     /// # Errors
@@ -140,7 +120,7 @@ fn is_there(path: &Path, is_kind: impl FnOnce(&fs::Metadata) -> bool) -> Result<
     }
 }
 
-fn read_head(partial: &Path) -> Result<Index, CheckpointError> {
+pub(crate) fn read_head(partial: &Path) -> Result<Index, CheckpointError> {
     let path = partial.join(HEAD);
     let text = read_small(&path)?;
     let head: Index = serde_json::from_slice(&text)
@@ -213,7 +193,7 @@ fn write_blocks<'a>(
     failure.map_or(written, Err)
 }
 
-fn read_entry(path: &Path) -> Result<RankEntry, CheckpointError> {
+pub(crate) fn read_entry(path: &Path) -> Result<RankEntry, CheckpointError> {
     let text = read_small(path)?;
     serde_json::from_slice(&text).map_err(|error| CheckpointError::broken(path, format!("not an entry: {error}")))
 }

@@ -196,7 +196,7 @@ impl Folder {
     }
 
     /// Folders named PREFIX N SUFFIX, each with its N.
-    fn entries(&self, prefix: &str, suffix: &str) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+    pub(crate) fn entries(&self, prefix: &str, suffix: &str) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
         let entries = match fs::read_dir(&self.0) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
             entries => entries.map_err(CheckpointError::read(&self.0))?,

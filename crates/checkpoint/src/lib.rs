@@ -39,6 +39,7 @@ mod files;
 mod find;
 mod folder;
 mod index;
+mod parts;
 mod read;
 mod region;
 #[cfg(test)]
@@ -54,6 +55,7 @@ pub use folder::Folder;
 #[doc(hidden)]
 pub use folder::MayBe;
 pub use index::{Best, FileEntry, Index, LossScale, Lowest, Parameter};
+pub use parts::Parts;
 pub use read::{Checkpoint, Elements};
 pub use region::Region;
 pub use write::{Piece, Values, Written, write_rank};

@@ -236,6 +236,19 @@ pub enum TrainError {
     #[error("{0}")]
     Memory(String),
 
+    #[error(
+        "a checkpoint in memory that is newer than those in {} cannot be recovered: {why}: mend that and start again, or give up the \
+         steps after the newest checkpoint on disk by removing its folder .supervisor",
+        run.display()
+    )]
+    NotRecovered { run: PathBuf, why: String },
+
+    #[error(
+        "resilience.memory_every needs a folder in memory, and {} cannot be made: {source}: set it to 0",
+        path.display()
+    )]
+    InMemory { path: PathBuf, source: io::Error },
+
     #[error(transparent)]
     Fsdp(#[from] FsdpError),
 
@@ -252,7 +265,7 @@ impl TrainError {
     pub(crate) fn cause(&self) -> (Cause, Option<u64>) {
         match self {
             Self::NotFinite { step, .. } => (Cause::NonFinite, Some(*step as u64)),
-            Self::NearlyFull { step } => (Cause::OutOfMemory, Some(step + 1)),
+            Self::NearlyFull { step } => (Cause::NearlyFull, Some(step + 1)),
             Self::TooFewRanks { .. } => (Cause::TooFewRanks, None),
             Self::Rank(failure) | Self::Waited { failure, .. } => match &**failure {
                 RankFailure::Failed { source, .. } => source.cause(),

@@ -26,6 +26,7 @@ use crate::error::TrainError;
 use crate::host::{attempt, device, faults};
 use crate::plan::units::{units, update_selection_biases};
 use crate::run::folder::RunFolder;
+use crate::run::memory::MemorySaver;
 use crate::run::resume::Resume;
 use crate::run::saver::Saver;
 use crate::trainer::batch::BatchMaker;
@@ -105,8 +106,6 @@ fn train(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
             }
             continue;
         }
-        trainer.made =
-            Some(Made { step: done, optimizer_steps: trainer.fsdp.progress().optimizer_steps, loss, val_loss });
         if report {
             trainer.report(done, tell)?;
         }
@@ -118,6 +117,9 @@ fn train(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
             is_best = trainer.is_best(done, loss);
             ends_early = trainer.is_out_of_patience(done, loss)?;
         }
+        // A run that resumes from what is left of this step would not validate it.
+        trainer.made =
+            Some(Made { step: done, optimizer_steps: trainer.fsdp.progress().optimizer_steps, loss, val_loss });
         let saved = trainer.saver.completed()?;
         trainer.tell_saved(saved)?;
         let stop = trainer.stop;
@@ -174,8 +176,7 @@ struct Trainer<'a> {
     /// Tokens trained on so far, over all ranks.
     tokens: u64,
     saver: Saver,
-    /// Of checkpoints in memory.
-    memory: Option<Saver>,
+    memory: Option<MemorySaver>,
     /// Whether a checkpoint is due as soon as a step is not skipped.
     is_due: bool,
     /// When the last checkpoint, or else this process, was started.
@@ -205,7 +206,7 @@ struct Trainer<'a> {
     made: Option<Made>,
 }
 
-/// A step that is made and recorded.
+/// A step that is made, recorded and, if that was due, validated.
 #[derive(Debug, Clone, Copy)]
 struct Made {
     step: usize,
@@ -247,7 +248,7 @@ impl<'a> Trainer<'a> {
             resume.take_over(&folder, &job.whole, &job.progress)?;
         }
         if rank == 0 {
-            attempt::take_folder();
+            attempt::take_folder(&folder.supervisor());
         }
         let (resumed, buckets) = (job.resume.as_ref().map(|from| &from.index), job.buckets.clone());
         let batches = Batches::new(&job.config, fsdp.data_parallel(), resumed, job.windows.clone(), buckets);
@@ -255,7 +256,7 @@ impl<'a> Trainer<'a> {
             job,
             rank,
             saver: saving::saver(job, &folder, rank)?,
-            memory: saving::memory(job, rank)?,
+            memory: saving::memory(job, &of_run)?,
             recorder: reporting::recorder(job, &folder, rank, batches.micro_batch_size())?,
             maker: BatchMaker::new(&job.config, job.data.end_of_text(), parallel.sequences, &device),
             device,
@@ -314,7 +315,9 @@ impl<'a> Trainer<'a> {
         let (job, loads) = (self.job, &self.loads);
         let is_time = self.is_time();
         let one_if = |condition: bool| if condition { 1.0 } else { 0.0 };
-        let mine = [asked_to_stop(job), is_time, one_if(self.saver.has_failed()), one_if(is_nearly_full)];
+        let is_writing = self.memory.as_ref().is_some_and(MemorySaver::is_writing);
+        let mine =
+            [asked_to_stop(job), is_time, one_if(self.saver.has_failed()), one_if(is_nearly_full), one_if(is_writing)];
         let numbers = || [&mine[..], &loads.numbers(job.config.expert_layers())].concat();
         let mut update =
             |fsdp: &mut Fsdp<Batch>, sums: &[f64]| update_selection_biases(&job.config, fsdp, &sums[mine.len()..]);
@@ -327,6 +330,9 @@ impl<'a> Trainer<'a> {
         self.load_sums = report.sums[mine.len()..].to_vec();
         if report.sums[2] > 0.0 {
             self.skip_saving()?;
+        }
+        if report.sums[4] == 0.0 {
+            self.finish_in_memory()?;
         }
         self.shrinks = report.sums[3] > 0.0 && self.may_shrink();
         let done = step + 1;

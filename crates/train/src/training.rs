@@ -168,7 +168,7 @@ pub(crate) fn train_launched(
     changed.iter().for_each(|line| job.progress.say(line));
     scarce.iter().for_each(|line| job.progress.say(&format!("warning: {line}")));
     let (threads, of_ranks) = (threads_per_rank(ranks_here), job.clone());
-    attempt::begin(&job.stop);
+    attempt::begin(&job.stop, job.config.micro_batch_size());
     let watch = job.flights.watch(job.config.comm.timeouts().call, launch.has_rank_0());
     let outcomes = launch.run_ranks(devices, job.config.comm.timeouts(), move |comm| {
         let comm = engine(comm, &of_ranks.config.comm)?;

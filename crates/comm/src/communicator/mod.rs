@@ -86,6 +86,11 @@ impl Communicator {
         self.engine.world_size()
     }
 
+    /// Returns the number of the machine of a rank. The ranks of a machine have the same number.
+    pub fn machine(&self, rank: usize) -> usize {
+        self.engine.machine(rank)
+    }
+
     /// Returns the device on which results arrive.
     pub fn device(&self) -> &Device {
         self.engine.device()

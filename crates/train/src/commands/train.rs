@@ -138,7 +138,7 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
         {
             if launch.has_rank_0() {
                 say(&done.to_string());
-                attempt::ended_well();
+                attempt::ended_well(false);
             }
             return Ok(ExitCode::SUCCESS);
         }
@@ -151,7 +151,7 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
         if !args.quiet {
             ending::say(&outcome, launch);
         }
-        attempt::ended_well();
+        attempt::ended_well(outcome.stopped);
     }
     Ok(if outcome.stopped { interrupted() } else { ExitCode::SUCCESS })
 }
@@ -237,6 +237,11 @@ impl TrainArgs {
                 dry_run: self.dry_run,
             },
         ))
+    }
+
+    /// Whether the arguments only ask what a run would take.
+    pub fn is_dry_run(&self) -> bool {
+        self.dry_run
     }
 
     /// Whether the arguments download a checkpoint into a folder that they do not name.

@@ -6,6 +6,9 @@
 use crate::allocator::note_failure;
 use crate::atomic_write::write_whole;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,6 +38,10 @@ pub(crate) const STOP: &str = "stop";
 const TAKEN: &str = "taken";
 /// The file with the number of devices of the first attempt.
 const DEVICES: &str = "devices";
+/// The file with the size of the attempt's micro-batches, which may differ from the configured one on fewer ranks.
+const MICRO_BATCH: &str = "micro-batch";
+/// The file with the attempt's folder in memory. It outlives a supervisor that is killed.
+const IN_MEMORY: &str = "memory";
 /// Time between heartbeats.
 pub(crate) const BEAT: Duration = Duration::from_secs(1);
 
@@ -46,7 +53,10 @@ static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Ended {
     /// It has made all of its steps, or was stopped.
-    Well,
+    Well {
+        /// Whether it was stopped.
+        stopped: bool,
+    },
     /// It failed.
     Failed {
         /// Whether the ranks had been started: what fails before is an invalid configuration or missing data.
@@ -66,6 +76,8 @@ pub(crate) enum Cause {
     NonFinite,
     /// A device had too little memory.
     OutOfMemory,
+    /// The ranks have saved the run, to go on with smaller micro-batches.
+    NearlyFull,
     /// Devices or machines are missing.
     TooFewRanks,
     /// Anything else.
@@ -104,10 +116,12 @@ pub(crate) fn start_heartbeat() {
     });
 }
 
-/// Notes that the ranks are started. From now on, the supervisor may stop the run after a step.
-pub(crate) fn begin(stop: &Arc<AtomicBool>) {
+/// Notes that the ranks are started, with micro-batches of this size. From now on, the supervisor may stop the run after a
+/// step.
+pub(crate) fn begin(stop: &Arc<AtomicBool>, micro_batch: usize) {
     HAS_BEGUN.store(true, Ordering::Relaxed);
     let (Some(folder), stop) = (folder(), stop.clone()) else { return };
+    let _ = fs::write(folder.join(MICRO_BATCH), micro_batch.to_string());
     thread::spawn(move || {
         while !folder.join(STOP).exists() {
             thread::sleep(BEAT / 5);
@@ -116,11 +130,13 @@ pub(crate) fn begin(stop: &Arc<AtomicBool>) {
     });
 }
 
-/// Notes that the run's folder is that of this run: before, a restart must begin as the first attempt did.
-pub(crate) fn take_folder() {
-    if let Some(folder) = folder() {
-        let _ = fs::write(folder.join(TAKEN), "");
-    }
+/// Notes that the run's folder is that of this run: before, a restart must begin as the first attempt did. Without a
+/// supervisor, what the last one has left in memory belongs to a course of the run that has ended; `of_run` is its folder.
+pub(crate) fn take_folder(of_run: &Path) {
+    let _ = match folder() {
+        Some(folder) => fs::write(folder.join(TAKEN), ""),
+        None => fs::remove_file(of_run.join(IN_MEMORY)),
+    };
 }
 
 /// Whether an attempt has taken the run's folder.
@@ -139,8 +155,8 @@ pub(crate) fn devices_at_first(here: usize) -> usize {
 }
 
 /// Notes that the run has made all of its steps, or was stopped.
-pub(crate) fn ended_well() {
-    write(&Ended::Well);
+pub(crate) fn ended_well(stopped: bool) {
+    write(&Ended::Well { stopped });
 }
 
 /// Notes that the run has failed.
@@ -188,7 +204,22 @@ pub(crate) fn heartbeat(folder: &Path) -> Option<Heartbeat> {
 
 /// Removes what an attempt has said.
 pub(crate) fn clear(folder: &Path) {
-    [RESULT, ALIVE, NO_MEMORY, STOP].iter().for_each(|name| drop(fs::remove_file(folder.join(name))));
+    [RESULT, ALIVE, NO_MEMORY, STOP, MICRO_BATCH].iter().for_each(|name| drop(fs::remove_file(folder.join(name))));
+}
+
+/// The size of the attempt's micro-batches; `None` if its ranks have not been started.
+pub(crate) fn micro_batch(folder: &Path) -> Option<usize> {
+    fs::read_to_string(folder.join(MICRO_BATCH)).ok()?.parse().ok()
+}
+
+/// Notes which folder in memory the attempt uses.
+pub(crate) fn note_memory(folder: &Path, memory: &Path) -> io::Result<()> {
+    write_whole(&folder.join(IN_MEMORY), |file| fs::write(file, memory.as_os_str().as_encoded_bytes()))
+}
+
+/// The folder in memory of the last attempt, if it had one.
+pub(crate) fn last_memory(folder: &Path) -> Option<PathBuf> {
+    fs::read(folder.join(IN_MEMORY)).ok().map(|path| PathBuf::from(OsString::from_vec(path)))
 }
 
 /// Removes the folder of a supervisor.

@@ -6,6 +6,8 @@ pub(crate) mod measure;
 pub(crate) mod memory_check;
 #[cfg(test)]
 mod published;
+#[cfg(test)]
+mod published_memory;
 pub(crate) mod search;
 pub(crate) mod step_plan;
 pub(crate) mod step_time;

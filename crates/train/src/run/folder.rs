@@ -11,7 +11,6 @@ use fsdp::FsdpError;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 /// The resolved configuration, in a run's folder and in each of its checkpoints.
 pub(crate) const CONFIG: &str = "config.yaml";
@@ -115,11 +114,6 @@ impl RunFolder {
             Some(path) => Err(CheckpointError::Linked { path }.into()),
             None => Ok(folder),
         }
-    }
-
-    /// When the folder was opened for the first time.
-    pub fn created(&self) -> Option<SystemTime> {
-        fs::metadata(self.path.join(LOCK)).and_then(|found| found.modified()).ok()
     }
 
     /// Keeps other supervisors from the folder until the lock is dropped, where the file system supports locks.

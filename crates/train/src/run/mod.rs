@@ -5,6 +5,7 @@ pub(crate) mod data_mark;
 pub(crate) mod end_of_text;
 pub(crate) mod flight;
 pub(crate) mod folder;
+pub(crate) mod memory;
 pub(crate) mod options;
 pub(crate) mod remote;
 pub(crate) mod resume;

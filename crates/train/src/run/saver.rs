@@ -51,6 +51,8 @@ pub(crate) struct Saver {
     skipped: Vec<JoinHandle<Result<Option<PathBuf>, TrainError>>>,
     /// Copies complete checkpoints to a store, on rank 0.
     uploads: Option<Arc<Uploads>>,
+    /// Whether rank 0 completes checkpoints. Otherwise their parts stay what they are.
+    completes: bool,
     /// Removes older checkpoints; returns the error, if any.
     pruning: Option<JoinHandle<Option<CheckpointError>>>,
 }
@@ -90,7 +92,23 @@ impl Save {
 impl Saver {
     /// Creates a saver of checkpoints in `folder`.
     pub fn new(folder: Folder, rank: usize, config: CheckpointConfig, extra: Vec<(String, Vec<u8>)>) -> Self {
-        Self { folder, rank, config, extra, under_way: None, skipped: vec![], uploads: None, pruning: None }
+        Self {
+            folder,
+            rank,
+            config,
+            extra,
+            under_way: None,
+            skipped: vec![],
+            uploads: None,
+            completes: true,
+            pruning: None,
+        }
+    }
+
+    /// Only writes parts, which nobody completes: they may be in several folders.
+    pub fn of_parts(mut self) -> Self {
+        self.completes = false;
+        self
     }
 
     /// Also uploads each complete checkpoint, and removes none before it is uploaded.
@@ -125,7 +143,7 @@ impl Saver {
         let (of_thread, is_given_up) = (written.clone(), given_up.clone());
         let missing = Arc::new(Mutex::new((0..world_size).collect()));
         let of_writer: Arc<Mutex<Vec<usize>>> = missing.clone();
-        let (folder, rank, extra) = (self.folder.clone(), self.rank, self.extra.clone());
+        let (folder, rank, extra, completes) = (self.folder.clone(), self.rank, self.extra.clone(), self.completes);
         // A failure leaves everything in place, because other ranks are still writing; the run's end cleans up.
         let write = move || {
             let (partial, (before, pieces)) = (folder.partial(step), part());
@@ -140,7 +158,7 @@ impl Saver {
                 })
             })?;
             drop(pieces); // the optimizer's next step need not keep the old values any longer
-            if rank > 0 {
+            if rank > 0 || !completes {
                 return Ok(None);
             }
             let mut pause = LOOK[0];
@@ -216,6 +234,12 @@ impl Saver {
         Ok(None)
     }
 
+    /// Whether this rank's part is still being written.
+    pub fn is_writing(&self) -> bool {
+        let thread = self.under_way.as_ref().and_then(|save| save.thread.as_ref());
+        thread.is_some_and(|thread| !thread.is_finished())
+    }
+
     /// Whether this rank's disk has refused its part of the checkpoint being written, also when tried again. All ranks then
     /// [`skip`](Self::skip) it.
     pub fn has_failed(&self) -> bool {
@@ -276,7 +300,8 @@ impl Saver {
         Ok(Finished { saved, has_failed: false })
     }
 
-    /// Removes all but the newest checkpoints, the best ones, the milestones and those not uploaded yet, after any removal already running.
+    /// Removes all but the newest checkpoints, the best ones, the milestones and those not uploaded yet, after any removal
+    /// already running.
     fn prune(&mut self, mut kept: Vec<u64>) {
         kept.extend(self.uploads.iter().flat_map(|uploads| uploads.pending()));
         let (folder, config, before) = (self.folder.clone(), self.config.clone(), self.pruning.take());

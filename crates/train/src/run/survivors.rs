@@ -39,23 +39,19 @@ impl Survivors {
         self.all().push(Survivor { rank, index, state });
     }
 
-    /// Saves the newest state of which the survivors of `failure` hold all `parameters` parameters, unless there is a
-    /// checkpoint of its step. Returns the step and the folder.
+    /// Saves the newest state of which the survivors hold all `parameters` parameters, unless there is a checkpoint of its
+    /// step. Returns the step and the folder.
     ///
     /// # Errors
     /// If a file cannot be written, if a value is not finite, or if two survivors hold different copies of a parameter.
     /// Nothing is left of the checkpoint then.
     pub fn save(
         &self,
-        failure: &RankFailure<TrainError>,
         folder: &Folder,
         extra: &[(String, Vec<u8>)],
         parameters: usize,
     ) -> Result<Option<(u64, PathBuf)>, TrainError> {
         let mut all = std::mem::take(&mut *self.all());
-        if !is_of_ranks(failure) {
-            return Ok(None);
-        }
         all.sort_by_key(|survivor| survivor.rank);
         let Some((index, parts)) = newest_whole(all, parameters) else { return Ok(None) };
         let step = index.step;
@@ -64,7 +60,7 @@ impl Survivors {
             return Ok(None);
         }
         // One file holds all.
-        let index = Index { world_size: 1, ..index };
+        let index = Index { world_size: 1, strategy: format!("{}, when others were lost", index.strategy), ..index };
         let write = || {
             let pieces = fsdp::pieces(compared(parts)?);
             folder.begin(&index, extra)?;
@@ -87,15 +83,16 @@ impl Survivors {
     }
 }
 
-/// Whether a failure has to do with a rank, and not with the numbers of the model, which all ranks share.
-fn is_of_ranks(failure: &RankFailure<TrainError>) -> bool {
+/// Whether what is left after a failure is worth saving: it has to do with a rank, and not with the numbers of the model,
+/// which all ranks share.
+pub(crate) fn can_save(failure: &RankFailure<TrainError>) -> bool {
     match failure {
         RankFailure::Failed { source, .. } => {
             let differ = matches!(source, TrainError::Fsdp(FsdpError::Copies { .. }));
             let not_finite = matches!(source, TrainError::Skipped { .. } | TrainError::NotSaved { .. });
             !differ && !not_finite && source.cause().0 != Cause::NonFinite
         }
-        RankFailure::Stuck { failure, .. } => is_of_ranks(failure),
+        RankFailure::Stuck { failure, .. } => can_save(failure),
         _ => true,
     }
 }

@@ -1,96 +1,184 @@
-//! Checkpoints in this machine's memory, which outlive the process that writes them.
+//! Checkpoints in memory, for restarts that lose few steps.
 //!
 //! ```text
-//! attempt 1    step 100 ─ disk ─ step 110 ─ memory ─ step 120 ─ memory ─ step 127 ✗
+//! attempt 1   step 100 ─ disk ─ step 110 ─ memory ─ step 120 ─ memory ─ step 127 ✗
 //! supervisor                                                             copies step 120 to the disk
 //! attempt 2                                                              step 121 ─ ...
 //! ```
+//!
+//! Each attempt has a folder of its own, of the same name on every machine: what a machine holds that was cut off from the
+//! others, and comes back later, belongs to a course of the run that has ended. A folder that could not be recovered is used
+//! again.
 
+use super::Start;
 use crate::config::Config;
 use crate::error::TrainError;
+use crate::host::attempt;
 use crate::run::copies;
 use crate::run::folder::RunFolder;
-use checkpoint::{CheckpointError, Folder};
-use std::fs::{self, DirBuilder};
+use crate::run::memory::held::{Answer, Part, Request, What, steps, whole};
+use crate::run::memory::make;
+use checkpoint::Folder;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
-/// A file system in memory.
-const SHARED_MEMORY: &str = "/dev/shm";
+/// Where the folders of all runs are: in a file system in memory.
+const OF_RUNS: &str = "/dev/shm/kiln-";
+/// How long a machine may take to say what it holds, or to remove it.
+const ANSWER: Duration = Duration::from_secs(20);
 
-/// The folder of the checkpoints in memory, removed when dropped.
-pub(super) struct Memory(PathBuf);
+/// The run's folder in memory on each machine, which has one for each attempt.
+pub(super) struct Memory<'a> {
+    path: PathBuf,
+    run: PathBuf,
+    start: &'a dyn Start,
+    /// Whether the run saves to memory.
+    saves: bool,
+    /// How long the copies to the disk may take.
+    limit: Duration,
+    /// That of the last attempt, until it is recovered.
+    attempt: Option<PathBuf>,
+    /// Whether a checkpoint in it could not be copied.
+    is_needed: bool,
+}
 
-impl Memory {
-    /// Creates the folder, if the configuration asks for it. What a killed supervisor of the run has left is recovered
-    /// first if the run exists (`in_place`), and removed. Returns a line about it too.
-    pub fn new(config: &Config, run: &Path, in_place: bool) -> Result<(Option<Self>, Option<String>), TrainError> {
+impl<'a> Memory<'a> {
+    /// Of a run, if its configuration asks for it or if a killed supervisor has left one.
+    ///
+    /// # Errors
+    /// If this machine can have no such folder.
+    pub fn new(config: &Config, run: &Path, start: &'a dyn Start) -> Result<Option<Self>, TrainError> {
+        let left = attempt::last_memory(&RunFolder::at(run).supervisor());
+        let attempt = left.filter(|path| path.to_string_lossy().starts_with(OF_RUNS));
+        let saves = config.resilience.memory_every > 0;
+        if !saves && attempt.is_none() {
+            return Ok(None);
+        }
         // SAFETY: a system call without memory.
-        let user = unsafe { libc::geteuid() };
-        let mut name = DefaultHasher::new();
+        let (user, mut name) = (unsafe { libc::geteuid() }, DefaultHasher::new());
         run.canonicalize().unwrap_or_else(|_| run.into()).hash(&mut name);
-        let path = Path::new(SHARED_MEMORY).join(format!("kiln-{user}-{:016x}", name.finish()));
-        // Everybody may create folders there: this must be the user's own.
-        let is_own = fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir() && found.uid() == user);
-        let left = is_own.then(|| Self(path.clone()));
-        let recovered =
-            left.as_ref().filter(|left| in_place && left.is_newer_than(run)).and_then(|left| left.recover(run));
-        drop(left);
-        if config.resilience.memory_every == 0 {
-            return Ok((None, recovered));
+        let path = PathBuf::from(format!("{OF_RUNS}{user}-{:016x}", name.finish()));
+        if start.is_on_this_machine() && saves {
+            make(&path).map_err(|source| TrainError::InMemory { path: path.clone(), source })?;
         }
-        DirBuilder::new().mode(0o700).create(&path).map_err(|source| {
-            TrainError::Memory(format!(
-                "resilience.memory_every needs a folder in memory, and {} cannot be made: {source}: set it to 0",
-                path.display()
-            ))
-        })?;
-        Ok((Some(Self(path)), recovered))
+        let (run, limit) = (run.into(), Duration::from_secs(config.checkpoint.timeout));
+        Ok(Some(Self { path, run, start, saves, limit, attempt, is_needed: false }))
     }
 
-    /// Whether the folder was used after the run's folder was created: it is not that of an earlier run of this name.
-    fn is_newer_than(&self, run: &Path) -> bool {
-        let changed = |path: &Path| fs::metadata(path).and_then(|found| found.modified()).ok();
-        let created = RunFolder::at(run).created();
-        created.is_some_and(|created| changed(&self.0.join("checkpoints")) > Some(created))
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
-    /// Copies the newest whole checkpoint to the run's folder, if it is newer than those there, and removes all from memory.
-    /// Returns a line about it.
-    pub fn recover(&self, run: &Path) -> Option<String> {
-        let found = self.copy_newest(run);
-        let _ = fs::remove_dir_all(self.0.join("checkpoints"));
-        match found {
-            Ok(None) => None,
-            Ok(Some(step)) => Some(format!("recovered the checkpoint of step {step} from memory")),
-            Err(error) => Some(format!("warning: no checkpoint is recovered from memory: {error}")),
+    /// Returns the folder of a new attempt, if it saves to memory.
+    pub fn begin(&mut self, number: usize) -> Option<PathBuf> {
+        if !self.saves {
+            return None;
         }
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let new = || self.path.join(format!("{:x}-{number}", now.as_nanos()));
+        let path = self.attempt.clone().unwrap_or_else(new);
+        // For the next supervisor, if this one is killed; a full disk may not take it.
+        let _ = attempt::note_memory(&RunFolder::at(&self.run).supervisor(), &path);
+        self.attempt = Some(path.clone());
+        Some(path)
     }
 
-    fn copy_newest(&self, run: &Path) -> Result<Option<u64>, CheckpointError> {
-        let (memory, disk) = (Folder::of_run(&self.0), Folder::of_run(run));
-        memory.clean(&copies::are_same)?;
-        disk.clean(&copies::are_same)?;
-        let on_disk = disk.list()?.last().map(|(step, _)| *step);
-        let newer = memory.list()?.into_iter().rev().filter(|(step, _)| Some(*step) > on_disk);
-        let mut failure = None;
-        for (step, path) in newer {
-            match disk.copy(&path) {
-                Ok(_) => return Ok(Some(step)),
-                Err(error) => drop(failure.get_or_insert(error)),
+    /// Whether there is an attempt of which nothing has been recovered.
+    pub fn is_needed(&self) -> bool {
+        self.is_needed
+    }
+
+    /// Copies the newest checkpoint of the last attempt to the run's folder, if it is newer than those there, and removes the
+    /// attempt's from memory. Returns a line about it.
+    ///
+    /// # Errors
+    /// If there are parts of a newer one that are not whole, or that cannot be copied. They stay in memory.
+    pub fn recover(&mut self) -> Result<Option<String>, String> {
+        let Some(last) = self.attempt.clone() else { return Ok(None) };
+        let (step, answered) = self.copy_newest(&last).inspect_err(|_| self.is_needed = true)?;
+        (self.attempt, self.is_needed) = (None, false);
+        self.ask(&answered, &last, &What::Remove);
+        Ok(step.map(|step| format!("recovered the checkpoint of step {step} from memory")))
+    }
+
+    /// Returns the step, and the machines that have answered.
+    fn copy_newest(&self, memory: &Path) -> Result<(Option<u64>, Vec<usize>), String> {
+        let disk = Folder::of_run(&self.run);
+        disk.clean(&copies::are_same).map_err(|error| error.to_string())?;
+        let on_disk = disk.list().map_err(|error| error.to_string())?.last().map(|(step, _)| *step);
+        let all: Vec<usize> = (0..self.start.machines()).collect();
+        let (mut held, mut answered, mut failure) = (vec![], vec![], None);
+        for (machine, answer) in self.ask(&all, memory, &What::List).into_iter().enumerate() {
+            held.push(match answer {
+                Ok(Answer::Held(held)) => {
+                    answered.push(machine);
+                    held
+                }
+                Ok(Answer::Failed { why, .. }) | Err(why) => {
+                    failure.get_or_insert(why);
+                    vec![]
+                }
+                Ok(Answer::Done) => vec![],
+            });
+        }
+        let (mut bad, mut is_newer) = (vec![], false);
+        for step in steps(&held).into_iter().filter(|step| Some(*step) > on_disk) {
+            is_newer = true;
+            while let Some(parts) = whole(&held, step, &bad) {
+                match self.copy(memory, step, parts) {
+                    Ok(()) => return Ok((Some(step), answered)),
+                    Err((why, source)) => {
+                        failure = Some(why);
+                        match source {
+                            Some(source) => bad.push(source),
+                            None => break,
+                        }
+                    }
+                }
             }
         }
-        failure.map_or(Ok(None), Err)
+        match is_newer {
+            true => Err(failure.unwrap_or("a machine has not written its parts".into())),
+            false => Ok((None, answered)),
+        }
+    }
+
+    /// Copies the chosen parts of each machine to the disk, and completes the checkpoint there. An error names the machine and
+    /// the part that is to blame, if it is one.
+    fn copy(&self, memory: &Path, step: u64, parts: Vec<Vec<Part>>) -> Result<(), (String, Option<(usize, Part)>)> {
+        let run = std::path::absolute(&self.run).unwrap_or_else(|_| self.run.clone());
+        let needed = parts.into_iter().enumerate().filter(|(_, parts)| !parts.is_empty());
+        let requests: Vec<_> = needed
+            .map(|(machine, parts)| {
+                let what = What::Copy { step, parts, run: run.clone() };
+                (machine, Request { memory: memory.into(), what })
+            })
+            .collect();
+        let disk = Folder::of_run(&self.run);
+        for ((machine, _), answer) in requests.iter().zip(self.start.ask(&requests, self.limit)) {
+            let failure = match answer {
+                Ok(Answer::Failed { why, part }) => (why, part.map(|part| (*machine, part))),
+                Err(why) => (why, None),
+                Ok(_) => continue,
+            };
+            let _ = disk.discard(step);
+            return Err(failure);
+        }
+        disk.clean(&copies::are_same).map_err(|error| (error.to_string(), None))?;
+        let differ = || (format!("the parts of step {step} do not fit together, or copies of parameters differ"), None);
+        disk.step(step).is_dir().then_some(()).ok_or_else(differ)
+    }
+
+    /// Asks machines the same.
+    fn ask(&self, machines: &[usize], memory: &Path, what: &What) -> Vec<Result<Answer, String>> {
+        let request = Request { memory: memory.into(), what: what.clone() };
+        let of_each: Vec<_> = machines.iter().map(|machine| (*machine, request.clone())).collect();
+        self.start.ask(&of_each, ANSWER)
     }
 }
 
-impl Drop for Memory {
+impl Drop for Memory<'_> {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        if !self.is_needed {
+            let all: Vec<usize> = (0..self.start.machines()).collect();
+            self.ask(&all, &self.path, &What::Remove);
+        }
     }
 }

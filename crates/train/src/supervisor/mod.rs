@@ -23,6 +23,7 @@ use crate::host::signals::{self, INTERRUPTED};
 use crate::plan::memory_check;
 use crate::program;
 use crate::run::folder::{RunFolder, config_in};
+use crate::run::memory::held::{Answer, Request};
 use crate::run::options::RunOptions;
 use crate::terminal::to_stderr;
 use checkpoint::{Checkpoint, CheckpointError, Folder};
@@ -36,7 +37,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// How the process of an attempt is started.
 pub(crate) trait Start {
@@ -49,6 +50,16 @@ pub(crate) trait Start {
 
     /// Whether all processes are on this machine, so that none of them writes any more once the attempt has ended.
     fn is_on_this_machine(&self) -> bool;
+
+    /// The number of machines.
+    fn machines(&self) -> usize {
+        1
+    }
+
+    /// Asks machines, given by number, at the same time; returns the answers, or why there is none within `limit`.
+    fn ask(&self, requests: &[(usize, Request)], _limit: Duration) -> Vec<Result<Answer, String>> {
+        requests.iter().map(|(_, request)| Ok(request.answer())).collect()
+    }
 }
 
 /// This program, whose threads are the ranks.
@@ -80,11 +91,19 @@ pub(crate) fn supervise(
 ) -> Result<ExitCode, TrainError> {
     let run = options.reserve()?;
     let _lock = RunFolder::at(&run).lock_supervisor()?;
+    // The attempt of a supervisor that was killed may still be saving.
+    if let Some(error) = in_use(&run) {
+        return Err(error);
+    }
     signals::note_requests();
     signals::note_pauses();
     let in_place = options.same_run().is_some() || options.again;
-    let (memory, recovered) = Memory::new(config, &run, in_place)?;
-    recovered.iter().for_each(|line| to_stderr(line));
+    let mut memory = Memory::new(config, &run, start)?;
+    // What a killed supervisor has left.
+    if let Some(memory) = memory.as_mut().filter(|_| in_place) {
+        let recovered = memory.recover().map_err(|why| TrainError::NotRecovered { run: run.clone(), why })?;
+        recovered.iter().for_each(|line| to_stderr(line));
+    }
     let mut supervised = Supervised {
         config: config.clone(),
         memory,
@@ -106,16 +125,17 @@ pub(crate) fn supervise(
     if start.is_on_this_machine() {
         supervised.clean_checkpoints();
     }
-    supervised.clean();
+    let is_needed = supervised.memory.take().is_some_and(|memory| memory.is_needed());
+    supervised.clean(is_needed);
     code
 }
 
 /// A supervised run.
-struct Supervised {
+struct Supervised<'a> {
     run: PathBuf,
     /// The configuration of the next attempt.
     config: Config,
-    memory: Option<Memory>,
+    memory: Option<Memory<'a>>,
     /// Whether the run is one that existed before.
     in_place: bool,
     /// The command line.
@@ -126,7 +146,7 @@ struct Supervised {
     names_run: bool,
 }
 
-impl Supervised {
+impl Supervised<'_> {
     fn attempts(&mut self, mut rules: Rules, start: &dyn Start, running: &Running) -> Result<ExitCode, TrainError> {
         let mut restarted = None;
         for number in 1.. {
@@ -149,22 +169,25 @@ impl Supervised {
                     End::not_started(&error)
                 }
             };
-            let code = |otherwise| ExitCode::from(ended.code.unwrap_or(otherwise));
-            if running.was_signalled() {
-                if ended.result != Some(Ended::Well) {
+            // The code of mpirun says less than the run itself.
+            match ended.result {
+                Some(Ended::Well { stopped: false }) => return Ok(ExitCode::SUCCESS),
+                Some(Ended::Well { stopped: true }) => return Ok(ExitCode::from(INTERRUPTED)),
+                _ if running.was_signalled() => {
+                    self.recover();
                     self.say_stopped();
+                    return Ok(ExitCode::from(INTERRUPTED));
                 }
-                return Ok(code(INTERRUPTED));
+                _ => {}
             }
             if !self.folder().is_dir() {
                 let run = self.run.display();
                 to_stderr(&format!("error: the folder {run} is gone, or what the supervisor keeps in it: no restart"));
-                return Ok(code(1));
+                return Ok(ExitCode::FAILURE);
             }
             let (begun, cause, of_step, error) = match &ended.result {
-                Some(Ended::Well) => return Ok(code(0)),
                 Some(Ended::Failed { begun, cause, step, error }) => (*begun, *cause, *step, error.replace('\n', "; ")),
-                None => {
+                _ => {
                     let (cause, error) = causes::of(&ended, causes::oom_kills() > kills);
                     to_stderr(&format!("error: {error}"));
                     (ended.has_lived, cause, None, error)
@@ -181,13 +204,14 @@ impl Supervised {
                     self.give_up(&format!(
                         "step {step} does not fit into memory with one sequence at a time:\n{table}"
                     ));
-                    return Ok(code(1));
+                    return Ok(ExitCode::FAILURE);
                 }
             };
             let (saved, non_finite) = (written(&self.run) != before, cause == Cause::NonFinite);
             // Machines may come back after a while.
             let changed = change.is_some() || cause == Cause::TooFewRanks;
-            let failure = Failure { begun, step, saved, non_finite, changed, error };
+            let planned = change.is_some() && cause == Cause::NearlyFull;
+            let failure = Failure { begun, step, saved, non_finite, changed, planned, error };
             match rules.after(&failure) {
                 Next::Restart { number, of, wait, skip } => {
                     let skips = skip.map(|step| format!("step {step} will be skipped if it is not finite again"));
@@ -197,17 +221,19 @@ impl Supervised {
                         None => "from the beginning".into(),
                     };
                     let changes: String = change.iter().chain(&skips).map(|change| format!("; {change}")).collect();
-                    self.say(&format!("restart {number} of {of} in {:.1} s, {from}{changes}", wait.as_secs_f64()));
-                    let why = format!("restart {number} of {of}, after step {}: {}{changes}", step - 1, failure.error);
+                    let which = number.map_or("restart".into(), |number| format!("restart {number} of {of}"));
+                    self.say(&format!("{which} in {:.1} s, {from}{changes}", wait.as_secs_f64()));
+                    let why = format!("{which}, after step {}: {}{changes}", step - 1, failure.error);
                     restarted = Some(why);
                     if running.sleep(wait) {
                         self.say_stopped();
                         return Ok(ExitCode::from(INTERRUPTED));
                     }
+                    self.recover(); // if that was not possible before
                 }
                 Next::GiveUp(why) => {
                     why.iter().for_each(|why| self.give_up(&format!("{why}{}", self.how_to_resume())));
-                    return Ok(code(1));
+                    return Ok(ExitCode::FAILURE);
                 }
             }
         }
@@ -226,27 +252,32 @@ impl Supervised {
     /// Halves the micro-batch if memory ran out and the configuration asks for it, and says so. If it is one sequence,
     /// returns a table of what takes memory.
     fn smaller_batch(&mut self, cause: Cause) -> Result<Option<String>, String> {
-        if cause != Cause::OutOfMemory || !self.config.resilience.dynamic_batch {
+        let is_of_memory = [Cause::OutOfMemory, Cause::NearlyFull].contains(&cause);
+        if !is_of_memory || !self.config.resilience.dynamic_batch {
             return Ok(None);
         }
-        let size = self.config.micro_batch_size();
+        let configured = self.config.micro_batch_size();
+        let size = attempt::micro_batch(&self.folder()).unwrap_or(configured);
         if size == 1 {
             // The supervisor has not seen the data, which may tell the vocabulary.
             let known = config_in(&self.run).ok().filter(|config| config.model.vocab_size() > 0);
             let known = known.map(|config| Config { train: self.config.train.clone(), ..config });
             return Err(known.map_or(String::new(), |config| memory_check::table_of(&config)));
         }
-        let smaller = size / 2;
+        // On all ranks, it may be smaller than on fewer ones anyway.
+        let smaller = (size / 2).min(configured);
         self.config.train.micro_batch_size = Some(smaller);
         Ok(Some(format!("train.micro_batch_size is {smaller} instead of {size}, with the same global batch")))
     }
 
     /// What the next attempt must know.
-    fn environment(&self, number: usize, restarted: Option<&String>, skipped: &[u64]) -> Environment {
+    fn environment(&mut self, number: usize, restarted: Option<&String>, skipped: &[u64]) -> Environment {
         let mut environment: Environment =
             vec![(attempt::FOLDER, self.folder().into()), (attempt::NUMBER, number.to_string().into())];
         environment.extend(restarted.map(|why| (attempt::RESTARTED, why.into())));
-        environment.extend(self.memory.as_ref().map(|memory| (attempt::MEMORY, memory.path().into())));
+        if let Some(memory) = &mut self.memory {
+            environment.extend(memory.begin(number).map(|memory| (attempt::MEMORY, memory.into())));
+        }
         let skipped: Vec<String> = skipped.iter().map(u64::to_string).collect();
         environment.extend((!skipped.is_empty()).then(|| (attempt::SKIPPED, skipped.join(",").into())));
         environment
@@ -275,13 +306,12 @@ impl Supervised {
     }
 
     /// Copies a newer checkpoint in memory to the disk.
-    fn recover(&self) {
-        let has_lock = RunFolder::at(&self.run).is_there();
-        if has_lock && matches!(RunFolder::reopen(&self.run), Err(TrainError::RunInUse { .. })) {
-            return; // another process trains there
+    fn recover(&mut self) {
+        let Some(memory) = self.memory.as_mut().filter(|_| in_use(&self.run).is_none()) else { return };
+        match memory.recover() {
+            Ok(line) => line.iter().for_each(|line| self.say(line)),
+            Err(why) => self.say(&format!("warning: no checkpoint is recovered from memory: {why}")),
         }
-        let line = self.memory.as_ref().and_then(|memory| memory.recover(&self.run));
-        line.iter().for_each(|line| self.say(line));
     }
 
     /// Sets the newest checkpoint aside if a failure names it and it is damaged: processes of mpirun verify only the parts
@@ -350,12 +380,21 @@ impl Supervised {
         locked.clean_checkpoints().iter().for_each(|(_, line)| self.say(line));
     }
 
-    /// Removes what was needed between the processes, and a folder in which no run has begun.
-    fn clean(&self) {
-        attempt::remove(&self.folder());
+    /// Removes what was needed between the processes, and a folder in which no run has begun. What the next supervisor must
+    /// know of memory stays if that `is_needed`.
+    fn clean(&self, is_needed: bool) {
+        if !is_needed {
+            attempt::remove(&self.folder());
+        }
         RunFolder::at(&self.run).remove_supervisor_lock();
         let _ = fs::remove_dir(&self.run);
     }
+}
+
+/// The error if another process trains in the run's folder.
+fn in_use(run: &Path) -> Option<TrainError> {
+    let opened = RunFolder::at(run).is_there().then(|| RunFolder::reopen(run));
+    opened.and_then(Result::err).filter(|error| matches!(error, TrainError::RunInUse { .. }))
 }
 
 /// The newest checkpoint of a run.

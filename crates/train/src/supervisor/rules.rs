@@ -26,6 +26,8 @@ pub(super) struct Failure {
     pub non_finite: bool,
     /// Whether the next attempt differs, so that it may succeed.
     pub changed: bool,
+    /// Whether nothing has failed: the attempt has saved the run, to go on with smaller micro-batches.
+    pub planned: bool,
     pub error: String,
 }
 
@@ -33,7 +35,8 @@ pub(super) struct Failure {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Next {
     Restart {
-        number: usize,
+        /// `None` for one that does not count.
+        number: Option<usize>,
         of: usize,
         wait: Duration,
         /// The step to skip from now on if it is not finite.
@@ -87,6 +90,12 @@ impl Rules {
                 "step {step} has failed {times} times in a row in the same way, so no restart will help"
             )));
         }
+        if failure.planned {
+            return Next::Restart { number: None, of: self.most, wait: FIRST_WAIT, skip: None };
+        }
+        if self.most == 0 {
+            return Next::GiveUp(Some("the run has failed, and resilience.restarts is 0".into()));
+        }
         if self.restarts == self.most {
             let restarts = count(self.most, "restart");
             return Next::GiveUp(Some(format!("the run has failed again after {restarts} (resilience.restarts)")));
@@ -95,7 +104,7 @@ impl Rules {
         self.without_progress = if failure.saved { 0 } else { self.without_progress + 1 };
         let wait = FIRST_WAIT * 2_u32.saturating_pow(self.without_progress.saturating_sub(1)).min(1 << 16);
         let jitter = rand::rng().random_range(1.0 - JITTER..=1.0 + JITTER);
-        Next::Restart { number: self.restarts, of: self.most, wait: wait.min(LONGEST_WAIT).mul_f64(jitter), skip }
+        Next::Restart { number: Some(self.restarts), of: self.most, wait: wait.min(LONGEST_WAIT).mul_f64(jitter), skip }
     }
 }
 
@@ -117,7 +126,7 @@ mod tests {
     use super::*;
 
     fn failure(step: u64, error: &str, saved: bool) -> Failure {
-        Failure { begun: true, step, saved, non_finite: false, changed: false, error: error.into() }
+        Failure { begun: true, step, saved, non_finite: false, changed: false, planned: false, error: error.into() }
     }
 
     /// The wait in whole seconds, jitter aside.
@@ -178,5 +187,10 @@ mod tests {
         let mut rules = Rules::new(100, false);
         let changed = Failure { changed: true, ..failure(7, "no memory", false) };
         assert!((0..9).all(|_| wait(rules.after(&changed)) > 0));
+        // Smaller micro-batches before an allocation fails use up no restart.
+        let mut rules = Rules::new(1, false);
+        let planned = Failure { changed: true, planned: true, ..failure(7, "nearly full", true) };
+        assert!((0..9).all(|_| matches!(rules.after(&planned), Next::Restart { number: None, .. })));
+        assert!(matches!(rules.after(&failure(8, "lost", true)), Next::Restart { number: Some(1), .. }));
     }
 }

@@ -29,11 +29,14 @@ impl Trainer<'_> {
         };
         if !self.told_of_memory {
             self.told_of_memory = true;
-            let line = format!(
-                "{:.0}% of {of} is used, and the run ends when an allocation fails: what helps is a smaller \
-                 train.micro_batch_size, or --set parallel.activation_checkpointing=full",
-                100.0 * used
-            );
+            let percent = format!("{:.0}% of {of} is used", 100.0 * used);
+            let line = match self.may_shrink() {
+                true => format!("{percent}: the run goes on with smaller micro-batches"),
+                false => format!(
+                    "{percent}, and the run ends when an allocation fails: what helps is a smaller \
+                     train.micro_batch_size, or --set parallel.activation_checkpointing=full"
+                ),
+            };
             match self.rank {
                 0 => self.recorder.say(&format!("warning: step {step}: {line}")),
                 rank => {
@@ -49,6 +52,7 @@ impl Trainer<'_> {
     /// Whether the run restarts on smaller micro-batches when a rank's memory is nearly full. The same on all ranks.
     pub(super) fn may_shrink(&self) -> bool {
         let config = &self.job.config;
-        config.resilience.dynamic_batch && attempt::is_supervised() && config.micro_batch_size() > 1
+        let saves = config.checkpoint.keep > 0;
+        config.resilience.dynamic_batch && attempt::is_supervised() && saves && config.micro_batch_size() > 1
     }
 }

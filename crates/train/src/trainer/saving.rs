@@ -7,15 +7,19 @@ use crate::hints;
 use crate::host::attempt;
 use crate::run::data_mark;
 use crate::run::folder::{CONFIG, RunFolder};
+use crate::run::memory::MemorySaver;
 use crate::run::saver::Saver;
+use crate::run::survivors;
 use crate::run::trained;
 use crate::terminal::to_stderr;
 use crate::trainer::recorder;
 use checkpoint::{Folder, Index};
-use comm::RankFailure;
+use comm::{Communicator, RankFailure};
 use data::Tokenizer;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
 
 impl Trainer<'_> {
     /// Whether a checkpoint is due after `step` steps. If the step is skipped, the checkpoint waits for the next one
@@ -50,26 +54,34 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Starts saving the run in memory, once the previous checkpoint there is complete. Where there is no room, the run goes
-    /// on without.
+    /// Starts saving the run in memory, once the previous checkpoint there is complete.
     pub fn save_in_memory(&mut self, step: usize, loss: f64, val_loss: Option<f64>) -> Result<(), TrainError> {
-        let Some(memory) = self.memory.as_mut().filter(|_| self.skips == 0) else { return Ok(()) };
-        let finished = memory.finish(|values| self.fsdp.all_reduce(values), |_| {})?;
-        if finished.has_failed {
-            if let Some((_, Some(error))) = memory.skip() {
-                let error = error.to_string(); // its remedy is for a disk
-                let why = error.split(';').next().unwrap_or_default();
-                to_stderr(&format!(
-                    "warning: rank {}: no more checkpoints in memory, make /dev/shm larger: {why}",
-                    self.rank
-                ));
-            }
-            self.memory = None;
-            return Ok(());
+        if self.skips == 0 {
+            self.finish_in_memory()?;
+            let index = self.index(step, loss, val_loss);
+            self.memory.iter_mut().for_each(|memory| memory.start(self.fsdp.state(), index.clone()));
         }
-        memory.pruned(true); // memory has room for two
-        let index = self.index(step, loss, val_loss);
-        self.memory.iter_mut().for_each(|memory| memory.start(self.fsdp.state(), index.clone()));
+        Ok(())
+    }
+
+    /// Waits until the checkpoint in memory is complete, if one is being written. Where there is no room, the run goes on
+    /// without.
+    pub fn finish_in_memory(&mut self) -> Result<(), TrainError> {
+        let Some(memory) = self.memory.take() else { return Ok(()) };
+        let finished = memory.finish(|values| self.fsdp.all_reduce(values));
+        let (memory, failure) = finished.map_err(|error| match error {
+            TrainError::NotSaved { step, parameter, value, .. } => {
+                TrainError::NotSaved { step, parameter, value, last_good: self.saver.last_good() }
+            }
+            error => error,
+        })?;
+        if let Some(error) = failure {
+            let error = error.to_string(); // its remedy is for a disk
+            let why = error.split(';').next().unwrap_or_default();
+            let rank = self.rank;
+            to_stderr(&format!("warning: rank {rank}: no more checkpoints in memory, make /dev/shm larger: {why}"));
+        }
+        self.memory = memory;
         Ok(())
     }
 
@@ -187,28 +199,40 @@ pub(super) fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver,
 }
 
 /// Creates the saver of checkpoints in memory, if there are any.
-pub(super) fn memory(job: &Job, rank: usize) -> Result<Option<Saver>, TrainError> {
-    let folder = attempt::memory().filter(|_| job.config.resilience.memory_every > 0);
-    let config = CheckpointConfig { keep: 1, keep_every: 0, ..job.config.checkpoint.clone() };
-    folder.map(|folder| Ok(Saver::new(Folder::of_run(&folder), rank, config, files(job, rank)?))).transpose()
+pub(super) fn memory(job: &Job, comm: &Communicator) -> Result<Option<MemorySaver>, TrainError> {
+    let Some(folder) = attempt::memory().filter(|_| job.config.resilience.memory_every > 0) else { return Ok(None) };
+    let files = files(job, comm.rank())?;
+    let saver = MemorySaver::new(&folder, comm.clone(), job.config.checkpoint.clone(), files);
+    let saver = saver.map_err(|source| TrainError::InMemory { path: folder, source })?;
+    Ok(Some(saver))
 }
 
-/// Saves what is left of a run that has failed, if the survivors hold all of its state. Returns the checkpoint.
-pub(crate) fn save_survivors(job: &Job, folder: &RunFolder, failure: &RankFailure<TrainError>) -> Option<PathBuf> {
-    if job.config.checkpoint.keep == 0 {
+/// Saves what is left of a run that has failed, if the survivors hold all of its state. Returns the checkpoint. A disk that
+/// does not answer, which may be why a rank is stuck, is given up after `checkpoint.timeout`.
+pub(crate) fn save_survivors(job: &Arc<Job>, folder: &RunFolder, failure: &RankFailure<TrainError>) -> Option<PathBuf> {
+    let CheckpointConfig { keep, timeout, .. } = job.config.checkpoint;
+    if keep == 0 || !survivors::can_save(failure) {
         return None;
     }
-    let (checkpoints, parameters) = (Folder::of_run(folder.path()), job.config.parameter_count());
-    let save = |extra: Vec<_>| job.survivors.save(failure, &checkpoints, &extra, parameters);
-    match files(job, 0).and_then(save) {
-        Ok(saved) => saved.map(|(step, path)| {
+    let (of_thread, checkpoints, (done, saved)) = (job.clone(), Folder::of_run(folder.path()), mpsc::channel());
+    thread::spawn(move || {
+        let parameters = of_thread.config.parameter_count();
+        let save = |extra: Vec<_>| of_thread.survivors.save(&checkpoints, &extra, parameters);
+        drop(done.send(files(&of_thread, 0).and_then(save)));
+    });
+    match saved.recv_timeout(Duration::from_secs(timeout)) {
+        Ok(Ok(saved)) => saved.map(|(step, path)| {
             let shown = path.display();
             job.progress.say(&format!("the remaining ranks hold the whole state after step {step}: saved {shown}"));
             recorder::late_event(folder, step, &format!("saved {shown} from what the remaining ranks held"));
             path
         }),
-        Err(error) => {
+        Ok(Err(error)) => {
             to_stderr(&format!("warning: what the remaining ranks hold is not saved: {error}"));
+            None
+        }
+        Err(_) => {
+            to_stderr(&format!("warning: what the remaining ranks hold is not saved within {timeout} s"));
             None
         }
     }

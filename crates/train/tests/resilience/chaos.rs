@@ -11,12 +11,12 @@
 //! and its newest checkpoint can be read.
 
 mod draw;
-mod outside;
+pub mod outside;
 
 use super::RUN;
 use crate::common::{folder_with_text, program, succeed};
 use draw::{Disk, Plan, STEPS, What};
-use outside::{Ended, SmallDisk, memories, processes_in, watch};
+use outside::{Ended, SmallDisk, in_memory, processes_in, watch};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use serde_json::Value;
@@ -163,7 +163,7 @@ impl Chaos<'_> {
         let is_left = |name: &String| name.contains("partial") || name.starts_with('.') && name != ".lock";
         let left: Vec<_> = [run, &run.join("checkpoints")].into_iter().flat_map(names).filter(is_left).collect();
         assert!(left.is_empty(), "{case}\nthere is still {left:?}");
-        assert!(memories(run).is_empty(), "{case}\nmemory is left full: {:?}", memories(run));
+        assert!(in_memory(run).is_empty(), "{case}\nmemory is left full: {:?}", in_memory(run));
     }
 }
 

@@ -4,6 +4,7 @@ mod chaos;
 #[path = "../common/mod.rs"]
 mod common;
 
+use chaos::outside::in_memory;
 use common::{TINY, folder_with_text, metrics, program, succeed, values};
 use serde_json::Value;
 use std::fs;
@@ -167,12 +168,7 @@ fn a_killed_run_goes_on_from_a_checkpoint_in_memory_that_is_newer_than_that_on_d
     assert!((6..=8).contains(&step), "{told}");
     assert_eq!(losses(&folder.path().join("run")), expected);
     check_folder(folder.path(), "run");
-    let in_memory =
-        fs::read_dir("/dev/shm").unwrap().flatten().flat_map(|entry| fs::read_dir(entry.path().join("checkpoints")));
-    let configs =
-        in_memory.flatten().flatten().filter_map(|step| fs::read_to_string(step.path().join("config.yaml")).ok());
-    let of_this_run = |config: String| config.contains(&*folder.path().to_string_lossy());
-    assert!(!configs.into_iter().any(of_this_run), "memory is left full");
+    assert!(in_memory(&folder.path().join("run")).is_empty(), "memory is left full");
     let refused = with_faults(folder.path(), "", &[&["--set=resilience.memory_every=1", "--steps=1"]], "refused");
     let warning = "warning: resilience.memory_every is without effect: give resilience.restarts too";
     assert!(said(&refused).contains(warning), "{}", said(&refused));

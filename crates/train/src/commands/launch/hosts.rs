@@ -1,6 +1,8 @@
 //! The machines of a run, and what is checked on each before it starts.
 
 use crate::format::{count, quoted};
+use crate::run::memory::held::{Answer, Request};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
@@ -103,7 +105,7 @@ pub(super) fn probe(hosts: &[Host], rsh: &[String], program: &Path, file: &Path)
             Err(error) => return Some(format!("{}: {error}", program.display())),
         };
         let asked = now();
-        match answer(host, rsh, program, file) {
+        match answer::<Probe>(host, rsh, program, ["launch", "--probe", &file.display().to_string()], ANSWER) {
             Ok(there) => there.objection(here, [asked, now()], file),
             Err(why) => Some(why),
         }
@@ -122,19 +124,45 @@ pub(super) fn probe(hosts: &[Host], rsh: &[String], program: &Path, file: &Path)
     (able, lost)
 }
 
-/// Runs the program on a machine.
-fn answer(host: &Host, rsh: &[String], program: &Path, file: &Path) -> Result<Probe, String> {
-    let words = [program.display().to_string(), "launch".into(), "--probe".into(), file.display().to_string()];
-    let command: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+/// Runs the program on a machine with these arguments, and reads what it says.
+fn answer<T: DeserializeOwned>(
+    host: &Host,
+    rsh: &[String],
+    program: &Path,
+    arguments: [&str; 3],
+    limit: Duration,
+) -> Result<T, String> {
+    let command = [&*program.display().to_string()].into_iter().chain(arguments).map(quoted).collect::<Vec<_>>();
     let mut child = Command::new(&rsh[0]);
     child.args(&rsh[1..]).arg(&host.name).arg(command.join(" ")).stdin(Stdio::null());
-    let output = output_within(child.stdout(Stdio::piped()).stderr(Stdio::piped()), ANSWER)
+    let output = output_within(child.stdout(Stdio::piped()).stderr(Stdio::piped()), limit)
         .map_err(|error| format!("{} does not work: {error}", rsh[0]))?
-        .ok_or_else(|| format!("it did not answer within {}", count(ANSWER.as_secs() as usize, "second")))?;
+        .ok_or_else(|| format!("it did not answer within {}", count(limit.as_secs() as usize, "second")))?;
     serde_json::from_slice(&output.stdout).map_err(|_| {
         let said = String::from_utf8_lossy(&output.stderr);
         let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
         format!("it cannot be reached, or does not have the program: {last}")
+    })
+}
+
+/// Asks machines, given by number, at the same time about checkpoints in memory.
+pub(super) fn ask(
+    hosts: &[Host],
+    rsh: &[String],
+    program: &Path,
+    requests: &[(usize, Request)],
+    limit: Duration,
+) -> Vec<Result<Answer, String>> {
+    let ask = |host: &Host, request: &Request| {
+        let request = serde_json::to_string(request).expect("plain data");
+        let answer = answer(host, rsh, program, ["launch", "--memory", &request], limit);
+        answer.map_err(|why| format!("{}: {why}", host.name))
+    };
+    thread::scope(|scope| {
+        let ask = &ask;
+        let pairs = requests.iter().map(|(machine, request)| (&hosts[*machine], request));
+        let threads: Vec<_> = pairs.map(|(host, request)| scope.spawn(move || ask(host, request))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("asking does not panic")).collect()
     })
 }
 

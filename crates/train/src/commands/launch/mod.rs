@@ -10,6 +10,7 @@ use crate::format::count;
 use crate::host::attempt;
 use crate::host::faults::FAULTS;
 use crate::run::folder::RunFolder;
+use crate::run::memory::held::{Answer, Request};
 use crate::supervisor::{self, Environment, Start};
 use crate::terminal::{say, to_stderr};
 use clap::{Args, Parser};
@@ -20,6 +21,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 /// Asks for no password, and waits ten seconds for an answer.
 const RSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=10";
@@ -43,6 +45,9 @@ pub struct LaunchArgs {
     /// Say what this machine is, for another one
     #[arg(long, value_name = "FILE", hide = true)]
     probe: Option<PathBuf>,
+    /// Do something with this machine's checkpoints in memory
+    #[arg(long, value_name = "REQUEST", hide = true)]
+    memory: Option<String>,
     /// The arguments of the run, after `--`: `train launch -n 4 -- --model deepseek`
     #[arg(last = true, value_name = "ARGUMENTS")]
     run: Vec<OsString>,
@@ -64,6 +69,11 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode, TrainError> {
         say(&serde_json::to_string(&probe).expect("plain fields"));
         return Ok(ExitCode::SUCCESS);
     }
+    if let Some(request) = &args.memory {
+        let request: Request = serde_json::from_str(request).map_err(|error| TrainError::Config(error.to_string()))?;
+        say(&serde_json::to_string(&request.answer()).expect("plain data"));
+        return Ok(ExitCode::SUCCESS);
+    }
     let refused = |why: &str| Err(TrainError::Config(why.into()));
     if cfg!(not(feature = "mpi")) {
         return refused("this build has no MPI, which `launch` needs: build it with `--features mpi`");
@@ -78,6 +88,9 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode, TrainError> {
     }
     let of_run = Run::try_parse_from([OsString::from("train launch --")].iter().chain(&args.run));
     let of_run = of_run.unwrap_or_else(|error| error.exit()).args;
+    if of_run.is_dry_run() {
+        return refused("--dry-run starts no run: leave out `launch`, and give `--gpus N` instead");
+    }
     if of_run.downloads_anywhere() {
         return refused("--resume URL downloads a checkpoint: name a folder that all machines share with --out");
     }
@@ -88,9 +101,6 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode, TrainError> {
         None => of_run.resolve(None)?.0.parallel.gpus,
     };
     let (config, options) = of_run.resolve(Some(processes))?;
-    if hosts.as_ref().is_some_and(|hosts| hosts.len() > 1) && config.resilience.memory_every > 0 {
-        return refused("resilience.memory_every works on one machine only: leave it out, or save to disk more often");
-    }
     if hosts.is_some() && processes > slots {
         return refused(&format!(
             "{processes} processes, and the machines have {}: give more slots",
@@ -166,6 +176,17 @@ impl Start for Mpi {
 
     fn is_on_this_machine(&self) -> bool {
         self.hosts.is_none()
+    }
+
+    fn machines(&self) -> usize {
+        self.hosts.as_ref().map_or(1, Vec::len)
+    }
+
+    fn ask(&self, requests: &[(usize, Request)], limit: Duration) -> Vec<Result<Answer, String>> {
+        match &self.hosts {
+            None => requests.iter().map(|(_, request)| Ok(request.answer())).collect(),
+            Some(hosts) => hosts::ask(hosts, &self.rsh, &self.program, requests, limit),
+        }
     }
 }
 

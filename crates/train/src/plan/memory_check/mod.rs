@@ -11,7 +11,7 @@
 mod advice;
 pub(crate) mod available;
 mod estimate;
-mod need;
+pub(super) mod need;
 mod rows;
 #[cfg(test)]
 mod tests;

@@ -90,10 +90,7 @@ fn act(what: What, run: &Path, child: &Child) {
             }
         }
         What::Memory { how, file, at } => {
-            memories(run)
-                .iter()
-                .flat_map(|memory| checkpoints(memory))
-                .for_each(|step| damage_one(&step, how, file, at));
+            in_memory(run).iter().for_each(|step| damage_one(step, how, file, at));
         }
         What::Metrics { how, at } => {
             let path = run.join("metrics.jsonl");
@@ -117,15 +114,16 @@ pub fn checkpoints(run: &Path) -> Vec<PathBuf> {
     found.into_iter().map(|(_, path)| path).collect()
 }
 
-/// The folders in memory that hold checkpoints of the runs next to this one.
-pub fn memories(run: &Path) -> Vec<PathBuf> {
+/// The checkpoints of a run in memory, `/dev/shm/kiln-RUN/ATTEMPT/checkpoints/.step-N.partial`.
+pub fn in_memory(run: &Path) -> Vec<PathBuf> {
     let folder = run.parent().unwrap().to_string_lossy().into_owned();
-    let is_here = |memory: &PathBuf| {
-        let configs = checkpoints(memory).into_iter().map(|step| fs::read_to_string(step.join("config.yaml")));
-        configs.flatten().any(|config| config.contains(&folder))
+    let within = |folders: Vec<PathBuf>| -> Vec<PathBuf> {
+        folders.iter().flat_map(fs::read_dir).flatten().flatten().map(|entry| entry.path()).collect()
     };
-    let all = fs::read_dir("/dev/shm").into_iter().flatten().flatten().map(|entry| entry.path());
-    all.filter(is_here).collect()
+    let attempts = within(within(vec!["/dev/shm".into()])).into_iter().map(|attempt| attempt.join("checkpoints"));
+    let is_of_run =
+        |step: &PathBuf| fs::read_to_string(step.join("config.yaml")).is_ok_and(|config| config.contains(&folder));
+    within(attempts.collect()).into_iter().filter(is_of_run).collect()
 }
 
 fn damage_one(checkpoint: &Path, how: Damage, file: usize, at: usize) {

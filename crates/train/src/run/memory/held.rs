@@ -1,0 +1,134 @@
+//! What a machine holds of checkpoints in memory, and what its supervisor may ask it to do with them.
+
+use checkpoint::{CheckpointError, Folder};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A rank's part, and where a machine holds it.
+pub(crate) type Part = (Place, usize);
+
+/// Where in its memory a machine holds a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Place {
+    /// Parts of the machine's own ranks.
+    Own,
+    /// Copies of the parts of the machine before.
+    Copies,
+}
+
+impl Place {
+    const ALL: [Self; 2] = [Self::Own, Self::Copies];
+
+    /// The place in an attempt's folder in memory.
+    pub fn folder(self, memory: &Path) -> Folder {
+        match self {
+            Self::Own => Folder::of_run(memory),
+            Self::Copies => Folder::of_run(&memory.join("neighbor")),
+        }
+    }
+}
+
+/// What a supervisor asks a machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Request {
+    /// The folder in memory.
+    pub memory: PathBuf,
+    pub what: What,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum What {
+    /// Which parts does it hold?
+    List,
+    /// Copy the parts of these ranks to the folder of the run, which all machines share.
+    Copy { step: u64, parts: Vec<Part>, run: PathBuf },
+    /// Remove the folder in memory.
+    Remove,
+}
+
+/// The answer of a machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    Held(Vec<Held>),
+    Done,
+    /// Why, and which part could not be copied.
+    Failed {
+        why: String,
+        part: Option<Part>,
+    },
+}
+
+/// Parts of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Held {
+    pub step: u64,
+    pub place: Place,
+    /// The number of parts of the whole checkpoint, if what rank 0 has begun is here.
+    pub world_size: Option<usize>,
+    pub ranks: Vec<usize>,
+}
+
+impl Request {
+    /// Does what is asked for on this machine.
+    pub fn answer(&self) -> Answer {
+        let failed = |part, error: CheckpointError| Answer::Failed { why: error.to_string(), part };
+        match &self.what {
+            What::List => list(&self.memory).map_or_else(|error| failed(None, error), Answer::Held),
+            What::Copy { step, parts, run } => {
+                let to = Folder::of_run(run);
+                let copy = |(place, rank): &Part| to.copy_part(&place.folder(&self.memory), *step, *rank);
+                let failure = parts.iter().find_map(|part| Some((*part, copy(part).err()?)));
+                failure.map_or(Answer::Done, |(part, error)| failed(Some(part), error))
+            }
+            What::Remove => {
+                let _ = fs::remove_dir_all(&self.memory);
+                Answer::Done
+            }
+        }
+    }
+}
+
+fn list(memory: &Path) -> Result<Vec<Held>, CheckpointError> {
+    let mut all = vec![];
+    for place in Place::ALL {
+        let parts = place.folder(memory).parts()?.into_iter();
+        all.extend(parts.map(|parts| Held {
+            step: parts.step,
+            place,
+            world_size: parts.world_size,
+            ranks: parts.ranks,
+        }));
+    }
+    Ok(all)
+}
+
+/// The steps of which a machine holds a part, newest first.
+pub(crate) fn steps(machines: &[Vec<Held>]) -> Vec<u64> {
+    let steps: BTreeSet<u64> = machines.iter().flatten().map(|held| held.step).collect();
+    steps.into_iter().rev().collect()
+}
+
+/// The parts to take from each machine for the checkpoint of a step, without the `bad` ones of some machines. `None` if the
+/// machines do not hold all parts.
+pub(crate) fn whole(machines: &[Vec<Held>], step: u64, bad: &[(usize, Part)]) -> Option<Vec<Vec<Part>>> {
+    let of_step = || machines.iter().enumerate().flat_map(|(i, all)| all.iter().map(move |held| (i, held)));
+    let of_step = || of_step().filter(|(_, held)| held.step == step);
+    let world_size = of_step().find_map(|(_, held)| held.world_size)?;
+    let mut chosen = vec![vec![]; machines.len()];
+    for rank in 0..world_size {
+        // Rank 0's part includes what it has begun.
+        let has = |(machine, held): &(usize, &Held)| {
+            let is_there = held.ranks.contains(&rank) && (rank > 0 || held.world_size.is_some());
+            is_there && !bad.contains(&(*machine, (held.place, rank)))
+        };
+        // From its own machine if possible, so that all machines write.
+        let (machine, held) = of_step().filter(has).min_by_key(|(_, held)| held.place)?;
+        chosen[machine].push((held.place, rank));
+    }
+    Some(chosen)
+}
