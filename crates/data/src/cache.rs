@@ -39,6 +39,35 @@ fn private(shared: &Path) -> Result<PathBuf, DataError> {
     }
 }
 
+/// Calls `fill` with an empty folder, which then becomes `folder`, a folder of the cache; not if it is there already.
+/// Only one of several processes does so, and the others wait; with `progress` they say so.
+///
+/// # Errors
+/// That of `fill`, or if the cache cannot be written.
+pub fn fill_once<E: From<DataError>>(
+    folder: &Path,
+    progress: bool,
+    fill: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<(), E> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    // None if another process has filled it in the meantime.
+    if let Some(new) = NewFolder::create(folder, progress).map_err(in_cache)? {
+        fill(new.path())?;
+        new.publish().map_err(in_cache)?;
+    }
+    Ok(())
+}
+
+/// An error of writing to the cache.
+pub fn in_cache(error: DataError) -> DataError {
+    match error {
+        DataError::Unwritable { path, source } => DataError::Cache { path, source },
+        other => other,
+    }
+}
+
 /// A folder under a temporary name, deleted if it is not published.
 #[derive(Debug)]
 pub struct NewFolder {
@@ -79,15 +108,12 @@ impl NewFolder {
         &self.temporary
     }
 
-    /// Syncs the folder's files and gives the folder its name. Returns whether this process was first.
+    /// Syncs all that is in the folder and gives the folder its name. Returns whether this process was first.
     ///
     /// Renaming is atomic and fails if the target contains files, so the first process wins even without locks.
     pub fn publish(self) -> Result<bool, DataError> {
         let failed = |error| DataError::write(&self.target, error);
-        for entry in fs::read_dir(&self.temporary).map_err(failed)? {
-            sync(&entry.map_err(failed)?.path()).map_err(failed)?;
-        }
-        sync(&self.temporary).map_err(failed)?;
+        sync_all(&self.temporary).map_err(failed)?;
         let first = match fs::rename(&self.temporary, &self.target) {
             Ok(()) => true,
             Err(_) if self.target.is_dir() => false,
@@ -144,6 +170,14 @@ fn unique(path: &Path) -> PathBuf {
 
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Syncs a file, or a folder and all that is in it.
+fn sync_all(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        fs::read_dir(path)?.try_for_each(|entry| sync_all(&entry?.path()))?;
+    }
+    sync(path)
 }
 
 fn sync(path: &Path) -> io::Result<()> {

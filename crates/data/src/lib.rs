@@ -53,6 +53,8 @@ mod tokens;
 mod windows;
 
 pub use buckets::{BucketStep, Buckets};
+#[doc(hidden)]
+pub use cache::{fill_once, root as cache_root};
 pub use dataset::{Batch, Dataset, Split};
 pub use error::DataError;
 pub use loader::Loader;

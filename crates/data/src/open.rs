@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::cache::{self, NewFolder};
+use crate::cache;
 use crate::checked;
 use crate::dataset::val_tokens;
 use crate::meta::VERSION;
@@ -131,22 +131,14 @@ fn open_text(text: &TextSource, options: &OpenOptions) -> Result<Prepared, DataE
     let tokenizer = spec.open()?;
     let cache = options.cache.clone().map_or_else(cache::root, Ok)?;
     let folder = cache.join("prepared").join(key(text, options, &spec, tokenizer.as_ref())?);
-    if !folder.is_dir() {
-        let in_cache = |error| match error {
-            DataError::Unwritable { path, source } => DataError::Cache { path, source },
-            other => other,
-        };
+    cache::fill_once(&folder, options.progress, |new| {
         let prepare_options = PrepareOptions {
             text_field: options.text_field.clone(),
             progress: options.progress,
             ..PrepareOptions::default()
         };
-        // None if another process has prepared it in the meantime.
-        if let Some(new) = NewFolder::create(&folder, options.progress).map_err(in_cache)? {
-            prepare::write(text, &spec.to_string(), tokenizer, new.path(), &prepare_options).map_err(in_cache)?;
-            new.publish().map_err(in_cache)?;
-        }
-    }
+        prepare::write(text, &spec.to_string(), tokenizer, new, &prepare_options).map(drop).map_err(cache::in_cache)
+    })?;
     let damaged = |error: DataError| DataError::DamagedCache { path: folder.clone(), source: error.into() };
     let has_split = text.has_split();
     let val_fraction = options.val_fraction.filter(|_| !has_split);

@@ -31,6 +31,8 @@ const BATCH_BYTES: usize = 16 << 20;
 /// How text is read and tokens are written.
 #[derive(Debug, Clone)]
 pub struct PrepareOptions {
+    /// What messages and the metadata call the source. None for its path.
+    pub name: Option<String>,
     /// Number of tokens of a byte-level BPE to learn from the text, instead of using the given tokenizer.
     pub train_bpe: Option<usize>,
     /// The field of JSON lines, or the column of CSV, TSV and Parquet, that holds the text.
@@ -47,6 +49,7 @@ pub struct PrepareOptions {
 impl Default for PrepareOptions {
     fn default() -> Self {
         Self {
+            name: None,
             train_bpe: None,
             text_field: "text".into(),
             val_fraction: None,
@@ -75,9 +78,10 @@ pub fn prepare(
         return Err(exists());
     }
     options.train_bpe.map_or(Ok(()), check_bpe)?;
-    let Source::Text(text) = source::find(source)? else {
+    let Source::Text(mut text) = source::find(source)? else {
         return Err(DataError::AlreadyTokens { path: source.into() });
     };
+    options.name.iter().for_each(|name| text.name.clone_from(name));
     // Everything that can fail immediately does so before the folder is begun.
     let given = if options.train_bpe.is_none() { tokenizer.open()? } else { None };
     if empty {

@@ -26,6 +26,10 @@ impl Bucket {
         Ok(Self { url: url.trim_end_matches('/').into(), objects: Objects::open(url)? })
     }
 
+    pub(crate) fn inner(&self) -> &Objects {
+        &self.objects
+    }
+
     /// The URL, without a slash at its end.
     pub fn url(&self) -> &str {
         &self.url

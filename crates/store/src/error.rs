@@ -32,6 +32,20 @@ pub enum StoreError {
         why: String,
         /// What to do about it; empty if nothing is known to help.
         remedy: String,
+        /// Whether it would fail again, because the store knows the request and does not allow it.
+        lasting: bool,
+    },
+    /// There is nothing at a URL.
+    #[error("there is no object {url}, and none below {url}/: check the bucket and the name")]
+    Empty {
+        /// The URL.
+        url: String,
+    },
+    /// An object is no longer the one that was listed.
+    #[error("{url} changed while it was downloaded: start again once it is complete")]
+    Changed {
+        /// The object.
+        url: String,
     },
     /// An object is missing.
     #[error("{url} is not there: it was removed, or its upload is not complete")]
@@ -57,7 +71,6 @@ impl StoreError {
         move |source| Self::File { what: "read", path, source }
     }
 
-    #[cfg(feature = "cloud")]
     pub(crate) fn write(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::File { what: "write", path, source }

@@ -11,12 +11,14 @@
 //!
 //! A store has no folders, and no way to rename many objects at once. So a folder counts only if its mark is there, and
 //! an upload that ends half-way leaves nothing that counts. [`Bucket`] reads and writes; [`Uploader`] writes in the
-//! background, tries again, and reports.
+//! background, tries again, and reports. [`Bucket::objects`] and [`Bucket::fetch`] download what others have written:
+//! one object, or all of a folder.
 //!
 //! Without the feature `cloud`, this crate has no engine, and [`Bucket::open`] returns an error that says so.
 
 mod bucket;
 mod error;
+mod fetch;
 #[cfg(feature = "cloud")]
 mod objects;
 #[cfg(not(feature = "cloud"))]
@@ -27,5 +29,6 @@ mod url;
 
 pub use bucket::Bucket;
 pub use error::StoreError;
+pub use fetch::Object;
 pub use uploader::{Event, Transfer, Uploader};
-pub use url::{check, is_url};
+pub use url::{check, is_of_store, is_url, variables};

@@ -1,15 +1,19 @@
 //! The objects of a place, by the crate `object_store`.
 
-use crate::StoreError;
+use crate::fetch::{PART, Part};
 use crate::url::{Place, Scheme, parse};
+use crate::{Object, StoreError};
 use futures_util::stream::{self, FuturesUnordered, StreamExt, TryStreamExt};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Key;
-use object_store::{BackoffConfig, ClientConfigKey, Error, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig};
-use std::fs::{self, File};
+use object_store::{
+    BackoffConfig, ClientConfigKey, Error, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig,
+};
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -19,8 +23,7 @@ use std::thread;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
-/// Bytes of a part of a large file. S3 takes at most 10,000 parts, of at least 5 MiB.
-const PART: u64 = 16 << 20;
+/// S3 takes at most 10,000 parts.
 const MAX_PARTS: u64 = 9_000;
 /// Parts of a file under way at once.
 const PARTS_AT_ONCE: usize = 8;
@@ -135,6 +138,77 @@ impl Objects {
         })
     }
 
+    /// The object of this place's URL if there is one, or else all below it.
+    pub fn list(&self) -> Result<Vec<Object>, StoreError> {
+        let list = self.run(async {
+            let is_object = match self.prefix.as_ref() {
+                "" => None,
+                _ => Some(self.store.head(&self.prefix).await),
+            };
+            match is_object {
+                Some(Ok(object)) => Ok(vec![object]),
+                None | Some(Err(Error::NotFound { .. })) => self.store.list(Some(&self.prefix)).try_collect().await,
+                Some(Err(error)) => Err(error),
+            }
+        });
+        let list: Vec<ObjectMeta> = list.map_err(|error| failed("read", self.url.clone(), self.scheme, &error))?;
+        let last = self.url.rsplit('/').next().unwrap_or_default();
+        let object = |meta: ObjectMeta| {
+            let below: Vec<_> = meta.location.prefix_match(&self.prefix)?.collect();
+            let names = [last].into_iter().chain(below.iter().map(|part| part.as_ref()));
+            Some(Object {
+                name: names.collect::<Vec<_>>().join("/"),
+                key: meta.location.to_string(),
+                bytes: meta.size,
+                e_tag: meta.e_tag.as_deref().map(content).map(String::from),
+                modified: meta.last_modified.to_rfc3339(),
+            })
+        };
+        Ok(list.into_iter().filter_map(object).collect())
+    }
+
+    /// Writes the parts `left` of objects to files in `to`, which must be there, and adds their bytes to `got`. A part
+    /// that has arrived is no longer `left`.
+    pub fn get_parts(
+        &self,
+        objects: &[Object],
+        left: &mut BTreeSet<Part>,
+        to: &Path,
+        got: &AtomicU64,
+    ) -> Result<(), StoreError> {
+        let get = left.clone().into_iter().map(|(number, at)| async move {
+            let object = &objects[number];
+            let url = || self.url_of(object.name.split_once('/').map_or("", |(_, below)| below));
+            let failed = |error| match error {
+                Error::NotFound { .. } => StoreError::Missing { url: url() },
+                error => failed("read", url(), self.scheme, &error),
+            };
+            let key = Key::parse(&object.key).map_err(|error| failed(error.into()))?;
+            let range = at..object.bytes.min(at + PART);
+            let len = range.end - range.start;
+            let answer = self.store.get_opts(&key, GetOptions::new().with_range(Some(range))).await.map_err(failed)?;
+            let tags = [answer.meta.e_tag.as_deref().map(content), object.e_tag.as_deref()];
+            let is_another = matches!(tags, [Some(now), Some(listed)] if now != listed);
+            let size = answer.meta.size;
+            let bytes = answer.bytes().await.map_err(failed)?;
+            match is_another || size != object.bytes || bytes.len() as u64 != len {
+                true => Err(StoreError::Changed { url: url() }),
+                false => Ok((number, at, bytes)),
+            }
+        });
+        self.run(async {
+            let mut parts = stream::iter(get).buffer_unordered(PARTS_AT_ONCE);
+            while let Some((number, at, bytes)) = parts.try_next().await? {
+                let path = to.join(&objects[number].name);
+                let file = OpenOptions::new().write(true).open(&path);
+                file.and_then(|file| file.write_all_at(&bytes, at)).map_err(StoreError::write(&path))?;
+                left.remove(&(number, at));
+                got.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            }
+            Ok(())
+        })
+    }
+
     /// Names of the folders directly in `under`.
     pub fn folders(&self, under: &str) -> Result<Vec<String>, StoreError> {
         let list = self.run(async { self.store.list_with_delimiter(Some(&self.key(under))).await });
@@ -180,12 +254,17 @@ impl Objects {
     }
 
     fn url_of(&self, name: &str) -> String {
-        format!("{}/{name}", self.url)
+        format!("{}/{name}", self.url).trim_end_matches('/').into()
     }
 
     fn failed(&self, what: &'static str, name: &str, error: &Error) -> StoreError {
         failed(what, self.url_of(name), self.scheme, error)
     }
+}
+
+/// An ETag without what some answers of a store add to it.
+fn content(e_tag: &str) -> &str {
+    e_tag.trim_start_matches("W/").trim_matches('"')
 }
 
 /// Bytes of a part of a file of `len` bytes.
@@ -248,7 +327,8 @@ fn failed(what: &'static str, url: String, scheme: Scheme, error: &Error) -> Sto
         }
         _ => String::new(),
     };
-    StoreError::Failed { what, url, why: answer(&text).unwrap_or(text), remedy }
+    let lasting = matches!(error, Error::Unauthenticated { .. } | Error::PermissionDenied { .. });
+    StoreError::Failed { what, url, why: answer(&text).unwrap_or(text), remedy, lasting }
 }
 
 /// What a server has said in XML, as S3 and Azure do: `The specified bucket does not exist (NoSuchBucket)`.

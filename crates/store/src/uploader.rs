@@ -17,8 +17,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Waits between the attempts.
-const AGAIN: [Duration; 4] = match cfg!(test) {
+/// Waits between the attempts of a transfer.
+pub(crate) const AGAIN: [Duration; 4] = match cfg!(test) {
     true => [Duration::from_millis(5); 4],
     false => [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(16), Duration::from_secs(60)],
 };

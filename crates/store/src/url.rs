@@ -1,6 +1,8 @@
 //! URLs of places in stores.
 
 use crate::StoreError;
+use std::env;
+use std::ffi::OsString;
 
 /// The store that a URL names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +27,19 @@ pub(crate) struct Place<'a> {
 /// Whether a text is meant as a URL rather than a path.
 pub fn is_url(text: &str) -> bool {
     text.split_once("://").is_some_and(|(scheme, _)| scheme.chars().all(|c| c.is_ascii_alphanumeric()))
+}
+
+/// Whether a text is the URL of a store, rather than a path or another URL.
+pub fn is_of_store(text: &str) -> bool {
+    ["s3://", "gs://", "az://", "file://"].iter().any(|scheme| text.starts_with(scheme))
+}
+
+/// The environment variables that are set with settings and credentials of stores.
+pub fn variables() -> impl Iterator<Item = OsString> {
+    let is_of_store = |name: &OsString| {
+        ["AWS_", "GOOGLE_", "AZURE_"].iter().any(|prefix| name.as_encoded_bytes().starts_with(prefix.as_bytes()))
+    };
+    env::vars_os().map(|(name, _)| name).filter(is_of_store)
 }
 
 /// Checks a URL without any request.
@@ -89,6 +104,7 @@ mod tests {
             let error = parse(url).unwrap_err().to_string();
             assert!(error.contains(problem) && error.contains("give s3://BUCKET/PREFIX"), "{error}");
         }
+        assert!(is_of_store("gs://b") && !is_of_store("https://b") && !is_of_store("s3/b"));
         assert!(is_url("s3://b") && !is_url("runs/a") && !is_url("./a/b://c"));
     }
 }

@@ -4,10 +4,41 @@ use crate::format::{count, duration, human, quoted};
 use crate::host::attempt;
 use crate::host::launch::Launch;
 use crate::program;
-use crate::terminal::{detail_to_stderr, to_stderr};
+use crate::terminal::{self, detail_to_stderr, to_stderr};
 use crate::trainer::Outcome;
 
-/// Prints them to stderr.
+/// Prints the result of a run of `steps` steps to stdout.
+pub(crate) fn say_result(outcome: &Outcome, steps: usize, how_to_resume: Option<String>) {
+    let folder = outcome.folder.display();
+    match outcome.val_loss {
+        _ if outcome.stopped => {
+            let last = match outcome.steps == steps {
+                true => format!(", the last one: `{} eval` validates it", program::name()),
+                false => String::new(),
+            };
+            let resume = how_to_resume.map_or(String::new(), |command| format!("; resume with `{command}`"));
+            terminal::say(&format!(
+                "stopped after {}{last}; metrics are in {folder}{resume}",
+                count(outcome.steps, "step")
+            ))
+        }
+        Some(loss) => terminal::say(&format!(
+            "validation loss {loss:.4} after {}; metrics are in {folder}",
+            count(outcome.steps, "step")
+        )),
+        None => terminal::say(&format!("{}; metrics are in {folder}", count(outcome.steps, "step"))),
+    }
+    if let Some((step, loss)) = outcome.best.filter(|(step, _)| *step != outcome.steps) {
+        terminal::say(&format!(
+            "the best validation loss was {loss:.4} after step {step}, kept as {folder}/checkpoints/step-{step}"
+        ));
+    }
+    if let Some(sample) = &outcome.sample {
+        terminal::say(&format!("--- sample ---\n{sample}\n--------------"));
+    }
+}
+
+/// Prints the last lines to stderr.
 pub(crate) fn say(outcome: &Outcome, launch: &Launch) {
     to_stderr(&came_to(outcome));
     let commands = commands(outcome, &program::path(), launch.processes());

@@ -211,6 +211,16 @@ pub enum TrainError {
     #[error("--resume: {0}")]
     Download(#[from] StoreError),
 
+    #[error("{0}")]
+    DataOfStore(StoreError),
+
+    #[error(
+        "{} does not have the {bytes} bytes of its object in the store: remove {}, and it is downloaded again",
+        path.display(),
+        copy.display()
+    )]
+    DamagedCopy { path: PathBuf, bytes: u64, copy: PathBuf },
+
     #[error("{url}: {problem}")]
     NotInStore { url: String, problem: String },
 

@@ -13,10 +13,10 @@ use crate::overview;
 use crate::plan::memory_check::{self, Estimate, Watched};
 use crate::plan::units;
 use crate::reporting::progress::{Progress, Says};
-use crate::run::copies;
 use crate::run::data_mark;
 use crate::run::folder::{RunFolder, config_in};
 use crate::run::options::RunOptions;
+use crate::run::remote;
 use crate::run::remote::upload::{self, Uploads};
 use crate::run::resume::{self, Resume};
 use crate::run::survivors::Survivors;
@@ -26,7 +26,7 @@ use crate::trainer::job::Job;
 use crate::trainer::validation;
 use crate::trainer::vocabulary;
 use crate::trainer::{self, Outcome};
-use checkpoint::{Checkpoint, Folder, Index};
+use checkpoint::{Checkpoint, Index};
 use comm::RankFailure;
 use data::{Buckets, Windows};
 use std::sync::Arc;
@@ -89,12 +89,16 @@ pub(crate) fn train_launched(
     let has_vocabulary = config.model.vocab_size() > 0;
     let known = has_vocabulary && in_steps;
     let scarce = if known { check(&config)? } else { None };
-    let (source, reading) = (&config.data.source, config.data.options(launch.has_rank_0() && !options.quiet));
+    let local = config.data.with_sources(|source| remote::data::local(source, options.quiet))?;
+    let (source, reading) = (&local.source, config.data.options(launch.has_rank_0() && !options.quiet));
     let mut prepared = match checkpoint.as_ref().filter(|_| !options.new_tokenizer) {
         Some(checkpoint) => resume::open_data(checkpoint, source, reading.clone())?,
         None => data::open(source, &reading)?,
     };
-    let validation = validation::open(&config.data, &mut prepared, &reading, config.train.seq_len)?;
+    if store::is_of_store(&config.data.source) {
+        prepared.name.clone_from(&config.data.source);
+    }
+    let validation = validation::open(&local, &mut prepared, &reading, config.train.seq_len)?;
     let dataset = Arc::new(prepared.dataset.clone());
     dataset.check(config.train.seq_len)?;
     let of_tokens = match prepared.vocab_size() {
@@ -186,10 +190,9 @@ pub(crate) fn train_launched(
         && !matches!(outcomes, Err(RankFailure::Stuck { .. }))
         && launch.processes().is_none()
     {
-        let completed = Folder::of_run(folder.path()).clean(&copies::are_same).unwrap_or_default();
-        for path in &completed {
-            job.progress.say(&format!("saved {}, which all ranks had written", path.display()));
-            job.uploads.iter().for_each(|uploads| uploads.start(path));
+        for (path, line) in folder.clean_checkpoints() {
+            job.progress.say(&line);
+            job.uploads.iter().for_each(|uploads| uploads.start(&path));
         }
     }
     if let (Some(folder), Err(failure), None) = (&job.folder, &outcomes, launch.processes())

@@ -8,6 +8,7 @@ use crate::error::TrainError;
 use crate::format::count;
 use crate::hints;
 use crate::host::device;
+use crate::run::remote;
 use crate::terminal::say;
 use crate::trainer::batch::{BatchMaker, check_documents};
 use burn::tensor::Device;
@@ -180,7 +181,10 @@ impl<'a> Text<'a> {
         let data = &saved.config.data;
         let mut options = OpenOptions { progress: true, ..data.options(true) };
         options.text_field = args.text_field.clone().unwrap_or(options.text_field);
-        let prepared = saved.open_data(source, options, args.tokenizer.as_ref())?;
+        let mut prepared = saved.open_data(&remote::data::local(source, false)?, options, args.tokenizer.as_ref())?;
+        if store::is_of_store(source) {
+            prepared.name = source.into();
+        }
         // If the run has separate validation data, none of its training data is held out.
         let has_split = prepared.has_split || data.validation.is_none() && is_same(source, &data.source);
         let split = args.split.filter(|_| name.is_none()).unwrap_or(match has_split {

@@ -3,6 +3,7 @@
 use super::values::at_least_1;
 use crate::error::TrainError;
 use crate::format::{count, human, human_count};
+use crate::run::remote;
 use crate::terminal::say;
 use clap::Args;
 use data::{PrepareOptions, TokenizerSpec};
@@ -11,7 +12,8 @@ use std::path::PathBuf;
 /// Tokenize text into a folder, for `--data`.
 #[derive(Debug, Args)]
 pub struct PrepareArgs {
-    /// Text, JSONL, CSV, TSV, Parquet (also .gz, .zst), a folder of them, `shakespeare` or `rust-crates`
+    /// Text, JSONL, CSV, TSV, Parquet (also .gz, .zst), a folder of them, such a file or folder in an object store
+    /// (s3://BUCKET/FOLDER), `shakespeare` or `rust-crates`
     source: String,
     /// The folder to create
     #[arg(long, value_name = "DIR")]
@@ -36,13 +38,14 @@ pub struct PrepareArgs {
 
 pub fn run(args: &PrepareArgs) -> Result<(), TrainError> {
     let options = PrepareOptions {
+        name: store::is_of_store(&args.source).then(|| args.source.clone()),
         train_bpe: args.train_bpe,
         text_field: args.text_field.clone(),
         val_fraction: args.val_fraction,
         shard_tokens: args.shard_tokens as u64,
         progress: true,
     };
-    let meta = data::prepare(&args.source, &args.tokenizer, &args.out, &options)?;
+    let meta = data::prepare(&remote::data::local(&args.source, false)?, &args.tokenizer, &args.out, &options)?;
     say(&format!(
         "wrote {} ({} for validation) of {} to {}, {} in the vocabulary, {:.3} bytes per token",
         human_count(meta.tokens as usize, "token"),

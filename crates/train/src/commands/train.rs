@@ -5,18 +5,15 @@ use crate::config::{Config, Source, Validation, file_with, is_overridden, names_
 use crate::dry_run::Scratch;
 use crate::ending;
 use crate::error::TrainError;
-use crate::format::count;
 use crate::host::attempt;
 use crate::host::launch::Launch;
 use crate::host::signals::{self, interrupted, stop_after_a_step, stop_at_once};
-use crate::program;
 use crate::run::folder::{CONFIG, run_of};
 use crate::run::options::RunOptions;
 use crate::run::remote::download;
 use crate::run::resume::{self, Start, Verification};
 use crate::supervisor::{self, Threads};
 use crate::terminal::{say, to_stderr};
-use crate::trainer::Outcome;
 use crate::training::train_launched;
 use checkpoint::{Checkpoint, Folder};
 use clap::Args;
@@ -61,7 +58,8 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
     seq_len: Option<usize>,
     /// Text, JSONL, CSV, TSV, Parquet (also .gz, .zst), a folder of them, .bin tokens, a folder that `prepare` wrote,
-    /// `shakespeare`, or `rust-crates`: the source of Kiln's dependencies
+    /// any of these in an object store (s3://BUCKET/FOLDER), `shakespeare`, or `rust-crates`: the source of Kiln's
+    /// dependencies
     #[arg(long, value_name = "SRC")]
     data: Option<String>,
     /// Separate validation data, in any form that --data accepts; all of --data is then used for training. For several
@@ -149,7 +147,7 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
     if launch.has_rank_0() && !args.dry_run {
         // In quiet mode, the single line also says what the last lines would.
         let how_to_resume = ending::how_to_resume(&outcome, launch).filter(|_| args.quiet);
-        print(&outcome, steps, how_to_resume);
+        ending::say_result(&outcome, steps, how_to_resume);
         if !args.quiet {
             ending::say(&outcome, launch);
         }
@@ -158,33 +156,6 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
     // mpirun would call the code of a stopped run a failure; its supervisor knows.
     let is_launched = attempt::is_supervised() && launch.processes().is_some();
     Ok(if outcome.stopped && !is_launched { interrupted() } else { ExitCode::SUCCESS })
-}
-
-/// Prints the outcome of a run of `steps` steps.
-fn print(outcome: &Outcome, steps: usize, how_to_resume: Option<String>) {
-    let folder = outcome.folder.display();
-    match outcome.val_loss {
-        _ if outcome.stopped => {
-            let last = match outcome.steps == steps {
-                true => format!(", the last one: `{} eval` validates it", program::name()),
-                false => String::new(),
-            };
-            let resume = how_to_resume.map_or(String::new(), |command| format!("; resume with `{command}`"));
-            say(&format!("stopped after {}{last}; metrics are in {folder}{resume}", count(outcome.steps, "step")))
-        }
-        Some(loss) => {
-            say(&format!("validation loss {loss:.4} after {}; metrics are in {folder}", count(outcome.steps, "step")))
-        }
-        None => say(&format!("{}; metrics are in {folder}", count(outcome.steps, "step"))),
-    }
-    if let Some((step, loss)) = outcome.best.filter(|(step, _)| *step != outcome.steps) {
-        say(&format!(
-            "the best validation loss was {loss:.4} after step {step}, kept as {folder}/checkpoints/step-{step}"
-        ));
-    }
-    if let Some(sample) = &outcome.sample {
-        say(&format!("--- sample ---\n{sample}\n--------------"));
-    }
 }
 
 impl TrainArgs {

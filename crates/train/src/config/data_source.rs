@@ -4,6 +4,7 @@ use data::TokenizerSpec;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::path::Path;
 
 use super::validate::require;
@@ -15,7 +16,8 @@ use crate::error::TrainError;
 pub struct DataConfig {
     /// `rust-crates`, the default corpus (the source of Kiln's dependencies), `shakespeare`, or the path of a
     /// file or folder. Files may be text, JSONL, CSV or TSV, each plain or compressed with gzip or zstd; Parquet;
-    /// tokens (`.bin`); or the output of the command `prepare`. Flag: `--data`.
+    /// tokens (`.bin`); or the output of the command `prepare`. A URL of an object store, such as
+    /// `s3://BUCKET/FOLDER`, is downloaded into the cache. Flag: `--data`.
     pub source: String,
     /// `byte`, `char`, `gpt2` or the path of a Hugging Face tokenizer; null means bytes, or the tokenizer of prepared
     /// data.
@@ -59,21 +61,35 @@ impl DataConfig {
     /// The same section with absolute paths, so that it is valid in any working directory.
     pub(crate) fn with_absolute_paths(&self) -> Self {
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.into());
-        let of_source = |source: &String| match data::is_name(source) || source.is_empty() {
-            true => source.clone(),
+        let of_source = |source: &str| match data::is_name(source) || store::is_of_store(source) || source.is_empty() {
+            true => source.into(),
             false => absolute(Path::new(source)).display().to_string(),
         };
-        let validation = self.validation.as_ref().map(|validation| match validation {
-            Validation::One(source) => Validation::One(of_source(source)),
-            Validation::Named(sources) => {
-                Validation::Named(sources.iter().map(|(name, source)| (name.clone(), of_source(source))).collect())
-            }
-        });
+        let Ok(with_sources) = self.with_sources(|source| Ok::<_, Infallible>(of_source(source)));
         let tokenizer = self.tokenizer.clone().map(|tokenizer| match tokenizer {
             TokenizerSpec::Path(path) => TokenizerSpec::Path(absolute(&path)),
             named => named,
         });
-        Self { source: of_source(&self.source), tokenizer, validation, ..self.clone() }
+        Self { tokenizer, ..with_sources }
+    }
+
+    /// Whether some of the data is in an object store.
+    pub(crate) fn is_in_store(&self) -> bool {
+        let of_validation = self.validation.iter().flat_map(Validation::sources).map(|(_, source)| source);
+        of_validation.chain([self.source.as_str()]).any(store::is_of_store)
+    }
+
+    /// The same section with other names for the training and validation data.
+    pub(crate) fn with_sources<E>(&self, of: impl Fn(&str) -> Result<String, E>) -> Result<Self, E> {
+        let named = |(name, source): (&String, &String)| Ok::<_, E>((name.clone(), of(source)?));
+        let validation = match &self.validation {
+            None => None,
+            Some(Validation::One(source)) => Some(Validation::One(of(source)?)),
+            Some(Validation::Named(sources)) => {
+                Some(Validation::Named(sources.iter().map(named).collect::<Result<_, _>>()?))
+            }
+        };
+        Ok(Self { source: of(&self.source)?, validation, ..self.clone() })
     }
 
     /// Rejects inconsistent validation settings.

@@ -352,3 +352,15 @@ fn aliases_that_multiply_are_refused() {
     let levels = (1..12).map(|i| format!("a{i}: &a{i} [{}]\n", vec![format!("*a{}", i - 1); 10].join(", ")));
     refuses(files(&[("a.yaml", &format!("a0: &a0 x\n{}", levels.collect::<String>()))]), &["a.yaml", "not valid YAML"]);
 }
+
+#[test]
+fn paths_of_data_become_absolute_and_names_and_urls_stay() {
+    let with = |source: &str, validation: &str| {
+        let validation = Some(Validation::Named([("a".to_string(), validation.to_string())].into()));
+        DataConfig { source: source.into(), validation, ..DataConfig::default() }.with_absolute_paths()
+    };
+    let here = std::env::current_dir().unwrap().join("val.txt").display().to_string();
+    assert_eq!(with("s3://b/corpus", "val.txt"), with("s3://b/corpus", &here));
+    assert!(with("shakespeare", "gs://b/val").is_in_store() && !with("shakespeare", "val.txt").is_in_store());
+    assert_eq!(with("s3://b/corpus", "x").source, "s3://b/corpus");
+}

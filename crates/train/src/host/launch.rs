@@ -132,9 +132,9 @@ pub(crate) fn engine(comm: Communicator, config: &CommConfig) -> Result<Communic
     ))
 }
 
-/// Whether a launcher started this process as one of several.
-pub(crate) fn is_one_of_several() -> bool {
-    started_by(&|name| env::var(name).ok()).is_some()
+/// The number of this process among several that a launcher has started, from 0; `None` if there is only one.
+pub(crate) fn number_among_several() -> Option<usize> {
+    started_by(&|name| env::var(name).ok()).map(|by| by.number)
 }
 
 /// The launcher that started this process as one of several.

@@ -3,6 +3,7 @@
 use crate::atomic_write::{open_own, read_regular, write_whole};
 use crate::config::{Config, Source};
 use crate::error::TrainError;
+use crate::run::copies;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use checkpoint::{CheckpointError, Folder};
 use comm::Communicator;
@@ -171,6 +172,17 @@ impl RunFolder {
             line.get("loss").and(line["step"].as_u64()) // the loss is null if it was not finite
         };
         text.lines().rev().find_map(step).unwrap_or(0)
+    }
+
+    /// Completes or removes what an ended process has left half-written or half-removed of its checkpoints. Returns the
+    /// completed ones, each with a line for the user; what cannot be completed or removed is left to the next start.
+    pub fn clean_checkpoints(&self) -> Vec<(PathBuf, String)> {
+        let completed = Folder::of_run(&self.path).clean(&copies::are_same).unwrap_or_default();
+        let with_line = |path: PathBuf| {
+            let line = format!("saved {}, which all ranks had written", path.display());
+            (path, line)
+        };
+        completed.into_iter().map(with_line).collect()
     }
 
     /// A handle to a folder without opening it; see [`create`](Self::create) and [`reopen`](Self::reopen).

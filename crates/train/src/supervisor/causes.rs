@@ -1,6 +1,6 @@
 //! Why a process ended that has not said so itself.
 
-use super::process::End;
+use super::process::{End, Killed};
 use crate::host::attempt::Cause;
 use std::fs;
 
@@ -14,10 +14,20 @@ pub(super) fn of(end: &End, oom_kill: bool) -> (Cause, String) {
 
 /// Describes the end; `kernel` if the kernel killed the process for want of memory.
 fn describe(end: &End, kernel: bool) -> String {
-    match end.signal {
-        _ if end.was_dead => {
-            "the process gave no sign of life for a minute (stopped, or its machine has no memory left)".into()
+    match end.killed {
+        Some(Killed::NotBegun(within)) => {
+            return format!(
+                "no rank has begun within {} s: the program or mpirun hangs at its start, for example because a \
+                 machine does not answer",
+                within.as_secs()
+            );
         }
+        Some(Killed::Silent) => {
+            return "the process gave no sign of life for a minute (stopped, or its machine has no memory left)".into();
+        }
+        None => {}
+    }
+    match end.signal {
         _ if end.had_no_memory => "the process could not allocate memory: there is none, or a limit is reached".into(),
         _ if kernel => "the kernel killed the process because there was not enough memory (SIGKILL)".into(),
         Some(signal) => format!("the process was killed by {}", name(signal)),

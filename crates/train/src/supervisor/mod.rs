@@ -22,7 +22,6 @@ use crate::host::machine;
 use crate::host::signals::{self, INTERRUPTED};
 use crate::plan::memory_check;
 use crate::program;
-use crate::run::copies;
 use crate::run::folder::{RunFolder, config_in};
 use crate::run::memory::held::{Answer, Request};
 use crate::run::options::RunOptions;
@@ -30,7 +29,7 @@ use crate::terminal::to_stderr;
 use checkpoint::{Checkpoint, CheckpointError, Folder};
 use memory::Memory;
 pub(crate) use process::Environment;
-use process::{Attempt, End, Running};
+use process::{Attempt, BEGIN, End, Running};
 use rules::{Failure, Next, Rules};
 use std::env;
 use std::ffi::OsString;
@@ -172,7 +171,9 @@ impl Supervised<'_> {
                     self.say_stopped();
                     return Ok(ExitCode::from(INTERRUPTED));
                 }
-                Ok(program) => Attempt { program, args, environment, folder: self.folder() }.run(running)?,
+                Ok(program) => {
+                    Attempt { program, args, environment, folder: self.folder(), begins_within: BEGIN }.run(running)?
+                }
                 Err(error) if number == 1 => return Err(error),
                 // A machine may be about to start again.
                 Err(error) => {
@@ -396,11 +397,10 @@ impl Supervised<'_> {
             return; // no attempt has opened it, which leaves a lock
         }
         // The attempt may have failed because another process trains there.
-        let Some(_locked) = RunFolder::reopen(&self.run).ok().filter(|folder| folder.warning().is_none()) else {
+        let Some(locked) = RunFolder::reopen(&self.run).ok().filter(|folder| folder.warning().is_none()) else {
             return;
         };
-        let completed = Folder::of_run(&self.run).clean(&copies::are_same).unwrap_or_default();
-        completed.iter().for_each(|path| self.say(&format!("saved {}, which all ranks had written", path.display())));
+        locked.clean_checkpoints().iter().for_each(|(_, line)| self.say(line));
     }
 
     /// Removes what was needed between the processes, and a folder in which no run has begun. What the next supervisor must

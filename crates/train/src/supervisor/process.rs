@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(20);
 /// A process without a heartbeat for this long is stopped, or its machine swaps.
 const DEAD: Duration = Duration::from_secs(60);
+/// A process that has had no heartbeat this long after its start will have none. mpirun may have to reach hundreds of
+/// machines first, and a program may lie on a slow disk.
+pub(super) const BEGIN: Duration = Duration::from_secs(300);
 /// A longer time between two looks at its files counts as this long: the supervisor itself may have been stopped, or have
 /// waited for the disk.
 const LONG_LOOK: Duration = Duration::from_secs(2);
@@ -34,6 +37,8 @@ pub(super) struct Attempt {
     pub environment: Environment,
     /// Where it leaves its files for the supervisor.
     pub folder: PathBuf,
+    /// Time until its first heartbeat.
+    pub begins_within: Duration,
 }
 
 /// The environment variables of an attempt.
@@ -44,8 +49,8 @@ pub(super) struct End {
     /// Its exit code; `None` if a signal has ended it.
     pub code: Option<u8>,
     pub signal: Option<i32>,
-    /// Whether the supervisor has killed it, because it had no heartbeat.
-    pub was_dead: bool,
+    /// Why the supervisor has killed it, if it has not said how it ended.
+    pub killed: Option<Killed>,
     /// Whether it has aborted after a failed allocation. One that fails where the program can do without leaves its note
     /// too.
     pub had_no_memory: bool,
@@ -55,17 +60,26 @@ pub(super) struct End {
     pub result: Option<Ended>,
 }
 
+/// Why a supervisor kills a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Killed {
+    /// It had no first heartbeat within this time.
+    NotBegun(Duration),
+    /// It had no heartbeat any more.
+    Silent,
+}
+
 impl End {
     /// Whether SIGKILL has ended it, or a process of its own, and the supervisor has not sent it.
     pub fn was_killed(&self) -> bool {
-        !self.was_dead && (self.signal == Some(libc::SIGKILL) || self.code == Some(128 + libc::SIGKILL as u8))
+        self.killed.is_none() && (self.signal == Some(libc::SIGKILL) || self.code == Some(128 + libc::SIGKILL as u8))
     }
 
     /// Of a process that could not be started.
     pub fn not_started(error: &TrainError) -> Self {
         let (cause, step) = error.cause();
         let result = Some(Ended::Failed { begun: false, cause, step, error: error.to_string() });
-        Self { code: None, signal: None, was_dead: false, had_no_memory: false, has_lived: false, result }
+        Self { code: None, signal: None, killed: None, had_no_memory: false, has_lived: false, result }
     }
 }
 
@@ -155,7 +169,7 @@ impl Attempt {
         let mut child = command.spawn().map_err(failed)?;
         let group = child.id() as i32;
         running.set(Some(group));
-        let (mut vitals, mut was_dead) = (Vitals::new(), false);
+        let (mut vitals, mut killed) = (Vitals::new(), None);
         while !has_ended(&child).map_err(failed)? {
             if signals::take_request() {
                 send(group, libc::SIGUSR1);
@@ -163,8 +177,8 @@ impl Attempt {
             signals::pause_if_asked(|| send(group, libc::SIGTSTP), || send(group, libc::SIGCONT));
             if vitals.looked.elapsed() >= attempt::BEAT {
                 vitals.look(&self.folder);
-                if vitals.silent > DEAD || vitals.exiting > EXIT {
-                    was_dead = vitals.silent > DEAD;
+                killed = killed.or(vitals.failing(self.begins_within));
+                if killed.is_some() || vitals.exiting > EXIT {
                     send(group, libc::SIGKILL);
                 }
             }
@@ -177,7 +191,7 @@ impl Attempt {
         let had_no_memory = has_aborted && attempt::had_no_memory(&self.folder);
         let (signal, result) = (status.signal(), attempt::ended(&self.folder));
         let has_lived = signal.is_some() || attempt::heartbeat(&self.folder).is_some();
-        Ok(End { code, signal, was_dead, had_no_memory, has_lived, result })
+        Ok(End { code, signal, killed, had_no_memory, has_lived, result })
     }
 }
 
@@ -185,6 +199,8 @@ impl Attempt {
 struct Vitals {
     looked: Instant,
     heartbeat: Option<Heartbeat>,
+    /// How long there has been no first heartbeat; `None` after it.
+    beginning: Option<Duration>,
     /// How long the heartbeat has not changed.
     silent: Duration,
     /// How long ago the process has said how it ended.
@@ -193,18 +209,28 @@ struct Vitals {
 
 impl Vitals {
     fn new() -> Self {
-        Self { looked: Instant::now(), heartbeat: None, silent: Duration::ZERO, exiting: Duration::ZERO }
+        let (beginning, silent, exiting) = (Some(Duration::ZERO), Duration::ZERO, Duration::ZERO);
+        Self { looked: Instant::now(), heartbeat: None, beginning, silent, exiting }
     }
 
     fn look(&mut self, folder: &Path) {
         let took = self.looked.elapsed().min(LONG_LOOK);
         self.looked = Instant::now();
         let heartbeat = attempt::heartbeat(folder);
+        self.beginning = self.beginning.map(|so_far| so_far + took).filter(|_| heartbeat.is_none());
         let is_silent = heartbeat.is_some() && heartbeat == self.heartbeat;
         self.silent = if is_silent { self.silent + took } else { Duration::ZERO };
         self.heartbeat = heartbeat;
         if attempt::ended(folder).is_some() {
             self.exiting += took;
+        }
+    }
+
+    /// Why the process, which must begin within a time, has to be killed.
+    fn failing(&self, begins_within: Duration) -> Option<Killed> {
+        match self.beginning {
+            Some(so_far) if so_far > begins_within && self.exiting.is_zero() => Some(Killed::NotBegun(begins_within)),
+            _ => (self.silent > DEAD).then_some(Killed::Silent),
         }
     }
 }
@@ -244,4 +270,28 @@ fn end_with_parent(command: &mut Command) {
     }
     #[cfg(not(target_os = "linux"))]
     let _ = command;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::causes;
+    use super::*;
+
+    #[test]
+    fn a_process_that_never_begins_is_killed_and_one_that_has_begun_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = |script: &str, seconds: u64| {
+            let program = ["sh", "-c", script].map(OsString::from).to_vec();
+            let (args, begins_within) = (vec![folder.path().join("alive").into()], Duration::from_secs(seconds));
+            let attempt = Attempt { program, args, environment: vec![], folder: folder.path().into(), begins_within };
+            attempt.run(&Running::new(None)).unwrap()
+        };
+        let end = run("sleep 60", 1);
+        assert_eq!((end.killed, end.signal), (Some(Killed::NotBegun(Duration::from_secs(1))), Some(libc::SIGKILL)));
+        let (cause, why) = causes::of(&end, false);
+        assert!(end.has_lived && cause == attempt::Cause::Other, "it is started again");
+        assert!(why.starts_with("no rank has begun within 1 s: "), "{why}");
+        let end = run("echo 1 > $0; sleep 4", 2);
+        assert_eq!((end.killed, end.code), (None, Some(0)));
+    }
 }

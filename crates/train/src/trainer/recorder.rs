@@ -5,6 +5,7 @@ use crate::error::TrainError;
 use crate::reporting::metrics::{EventMetrics, ExpertMetrics, StageMetrics, StepMetrics, UsageMetrics, ValMetrics};
 use crate::reporting::progress::Progress;
 use crate::run::folder::RunFolder;
+use crate::terminal::to_stderr;
 use report::Appender;
 use report::tensorboard::EventWriter;
 use serde::Serialize;
@@ -201,6 +202,16 @@ impl<'a> Recorder<'a> {
             self.scalars(m.step, &values.each_ref().map(|(tag, value)| (tag.as_str(), *value)))?;
         }
         Ok(())
+    }
+}
+
+/// Records an event in `metrics.jsonl` after the ranks have ended, and their records with them. A file that cannot be
+/// written is a warning.
+pub(crate) fn late_event(folder: &RunFolder, step: u64, event: &str) {
+    let line = serde_json::to_string(&EventMetrics { step: step as usize, event }).expect("metrics are plain data");
+    let path = folder.metrics();
+    if let Err(source) = append(&path).and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())) {
+        to_stderr(&format!("warning: {}", TrainError::Metrics { path, source }));
     }
 }
 

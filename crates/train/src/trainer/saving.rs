@@ -12,6 +12,7 @@ use crate::run::saver::Saver;
 use crate::run::survivors;
 use crate::run::trained;
 use crate::terminal::to_stderr;
+use crate::trainer::recorder;
 use checkpoint::{Folder, Index};
 use comm::{Communicator, RankFailure};
 use data::Tokenizer;
@@ -214,16 +215,17 @@ pub(crate) fn save_survivors(job: &Arc<Job>, folder: &RunFolder, failure: &RankF
     if keep == 0 || !survivors::can_save(failure) {
         return None;
     }
-    let (of_thread, folder, (done, saved)) = (job.clone(), Folder::of_run(folder.path()), mpsc::channel());
+    let (of_thread, checkpoints, (done, saved)) = (job.clone(), Folder::of_run(folder.path()), mpsc::channel());
     thread::spawn(move || {
         let parameters = of_thread.config.parameter_count();
-        let save = |extra: Vec<_>| of_thread.survivors.save(&folder, &extra, parameters);
+        let save = |extra: Vec<_>| of_thread.survivors.save(&checkpoints, &extra, parameters);
         drop(done.send(files(&of_thread, 0).and_then(save)));
     });
     match saved.recv_timeout(Duration::from_secs(timeout)) {
         Ok(Ok(saved)) => saved.map(|(step, path)| {
             let shown = path.display();
             job.progress.say(&format!("the remaining ranks hold the whole state after step {step}: saved {shown}"));
+            recorder::late_event(folder, step, &format!("saved {shown} from what the remaining ranks held"));
             path
         }),
         Ok(Err(error)) => {

@@ -133,6 +133,11 @@ fn ranks_that_hold_the_whole_state_save_it_when_another_one_is_lost() {
         for (found, expected) in losses(&folder.path().join("run")).iter().zip(&expected) {
             assert!((found - expected).abs() <= 1e-5 * expected, "{found}, not {expected}, with {layout:?}");
         }
+        let saved = "saved run/checkpoints/step-8 from what the remaining ranks held";
+        let lines = metrics(&folder.path().join("run"));
+        let steps: Vec<f64> =
+            values(&lines.into_iter().filter(|line| line["event"] == saved).collect::<Vec<_>>(), "step");
+        assert_eq!(steps, [8.0]);
         check_folder(folder.path(), "run");
         fs::remove_dir_all(folder.path().join("run")).unwrap();
     }

@@ -167,6 +167,9 @@ impl Start for Mpi {
         for name in environment.iter().map(|(name, _)| *name).chain(faults) {
             words.extend(["-x", name].map(OsString::from));
         }
+        if config.checkpoint.upload.is_some() || config.data.is_in_store() {
+            words.extend(store::variables().flat_map(|name| ["-x".into(), name]));
+        }
         words.extend(self.mpirun.iter().cloned());
         words.extend(["-n".into(), processes.to_string().into(), self.program.clone().into_os_string()]);
         Ok(words)

@@ -1,23 +1,21 @@
 //! Resuming from a store: the checkpoint is downloaded into the folder of a run, which then continues there.
 
-use super::{MARK, folder, steps};
+use super::{MARK, folder, reporting, steps};
 use crate::error::TrainError;
 use crate::format::{bytes, duration};
-use crate::host::launch::is_one_of_several;
+use crate::host::launch::number_among_several;
 use crate::run::folder::{RunFolder, is_left_by_download};
 use crate::terminal::to_stderr;
 use checkpoint::{Checkpoint, CheckpointError, Folder, Index};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 use store::Bucket;
 
-/// Time between reports of a download.
-const TELL: Duration = Duration::from_secs(10);
+/// Time between looks for a checkpoint that another process downloads.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// The checkpoint that a URL names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +31,8 @@ pub(crate) fn url(resume: &Path) -> Option<&str> {
 }
 
 /// Downloads the checkpoint that `URL`, `URL@latest`, `URL@best` or `URL@STEP` names into the run folder `out`, or a new
-/// one, and returns its folder `step-N` there. If the folder has it, downloads nothing.
+/// one, and returns its folder `step-N` there. If the folder has it, downloads nothing. Of several processes the first
+/// one downloads, and the others wait.
 ///
 /// # Errors
 /// If there is no such checkpoint, if it is not what was uploaded, or if the folder holds another run.
@@ -46,14 +45,23 @@ pub(crate) fn fetch(url: &str, out: Option<&Path>, dry_run: bool, quiet: bool) -
     let bucket = Bucket::open(base)?;
     let (text, index) = index(&bucket, which)?;
     let there = out.map(|run| Folder::of_run(run).step(index.step));
-    if let Some(path) = there.filter(|path| fs::read_to_string(path.join(MARK)).is_ok_and(|here| here == text)) {
-        return Ok(path);
-    }
-    if is_one_of_several() {
-        return Err(TrainError::Config(format!(
-            "--resume {url}: the ranks are processes, and one of them must download: start the run with `launch`, which \
-             does so, or download the checkpoint first, for example with `aws s3 sync`, and give its folder"
-        )));
+    let is_there = |path: &PathBuf| fs::read_to_string(path.join(MARK)).is_ok_and(|here| here == text);
+    match (there, number_among_several()) {
+        (Some(path), _) if is_there(&path) => return Ok(path),
+        (None, Some(_)) => {
+            return Err(TrainError::Config(format!(
+                "--resume {url}: the ranks are processes, and one of them downloads the checkpoint for all: name a \
+                 folder that they share with --out"
+            )));
+        }
+        // If the first process fails, it ends this one too.
+        (Some(path), Some(1..)) => {
+            while !is_there(&path) {
+                thread::sleep(LOOK);
+            }
+            return Ok(path);
+        }
+        _ => {}
     }
     let run = match out {
         Some(run) if is_left_by_download(run) => run.to_path_buf(),
@@ -133,18 +141,8 @@ fn download(bucket: &Bucket, index: &Index, text: &str, to: &Folder, quiet: bool
     let _ = fs::remove_dir_all(&partial); // left by an interrupted download
     fs::create_dir_all(&partial).map_err(write)?;
     say(format!("downloading {}/{from}, {}", bucket.url(), bytes(size as usize)));
-    let (got, (done, is_done)) = (AtomicU64::new(0), mpsc::channel::<()>());
-    thread::scope(|scope| {
-        let names = index.file_names().filter(|name| *name != MARK);
-        let work = scope.spawn(|| {
-            let _done = done; // dropped at the end
-            bucket.download(&from, names, &partial, &got)
-        });
-        while is_done.recv_timeout(TELL) == Err(RecvTimeoutError::Timeout) {
-            say(format!("downloaded {} of {}", bytes(got.load(Ordering::Relaxed) as usize), bytes(size as usize)));
-        }
-        work.join().expect("downloading does not panic")
-    })?;
+    let names = index.file_names().filter(|name| *name != MARK);
+    reporting(size, |line| say(line.into()), |got| bucket.download(&from, names, &partial, got))?;
     // Last, as in a store.
     let file = File::create_new(partial.join(MARK));
     file.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all())).map_err(write)?;
