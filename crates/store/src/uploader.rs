@@ -17,8 +17,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Waits between the attempts.
-const AGAIN: [Duration; 4] = match cfg!(test) {
+/// Waits between the attempts of a transfer.
+pub(crate) const AGAIN: [Duration; 4] = match cfg!(test) {
     true => [Duration::from_millis(5); 4],
     false => [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(16), Duration::from_secs(60)],
 };
@@ -61,7 +61,7 @@ pub enum Event {
         /// The wait until then.
         wait: Duration,
     },
-    /// It failed too often.
+    /// It failed too often, or a file cannot be read, which is not tried again.
     GivenUp {
         /// Its number.
         number: u64,

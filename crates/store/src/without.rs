@@ -1,6 +1,7 @@
 //! The engine of a build without stores: none can be opened.
 
 use crate::StoreError;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 
@@ -23,7 +24,13 @@ impl Objects {
         match *self {}
     }
 
-    pub fn get_file(&self, _: &str, _: &Path, _: &AtomicU64) -> Result<(), StoreError> {
+    pub fn get_file(
+        &self,
+        _: &str,
+        _: &Path,
+        _: &mut Option<Vec<Range<u64>>>,
+        _: &AtomicU64,
+    ) -> Result<(), StoreError> {
         match *self {}
     }
 

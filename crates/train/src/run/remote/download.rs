@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
-use store::Bucket;
+use store::{Bucket, StoreError};
 
 /// Time between reports of a download.
 const TELL: Duration = Duration::from_secs(10);
@@ -69,7 +69,8 @@ pub(crate) fn fetch(url: &str, out: Option<&Path>, dry_run: bool, quiet: bool) -
     let partial = folder.partial(index.step);
     let downloaded = download(&bucket, &index, &text, &folder, quiet);
     downloaded.inspect_err(|_| {
-        let _ = fs::remove_dir_all(partial);
+        let leftover = if out.is_some() { &partial } else { &run }; // that folder is new, and nobody has named it
+        let _ = fs::remove_dir_all(leftover);
     })
 }
 
@@ -133,12 +134,15 @@ fn download(bucket: &Bucket, index: &Index, text: &str, to: &Folder, quiet: bool
     let _ = fs::remove_dir_all(&partial); // left by an interrupted download
     fs::create_dir_all(&partial).map_err(write)?;
     say(format!("downloading {}/{from}, {}", bucket.url(), bytes(size as usize)));
+    let again = |error: &StoreError, wait| {
+        to_stderr(&format!("warning: the download failed and is tried again in {}: {error}", duration(wait)))
+    };
     let (got, (done, is_done)) = (AtomicU64::new(0), mpsc::channel::<()>());
     thread::scope(|scope| {
         let names = index.file_names().filter(|name| *name != MARK);
         let work = scope.spawn(|| {
             let _done = done; // dropped at the end
-            bucket.download(&from, names, &partial, &got)
+            bucket.download(&from, names, &partial, &got, again)
         });
         while is_done.recv_timeout(TELL) == Err(RecvTimeoutError::Timeout) {
             say(format!("downloaded {} of {}", bytes(got.load(Ordering::Relaxed) as usize), bytes(size as usize)));
