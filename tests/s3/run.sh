@@ -4,7 +4,8 @@
 #   bash tests/s3/run.sh
 #
 # * A run whose folder is lost resumes from the store, with the losses of an undisturbed run, to the last digit.
-# * It resumes from an older checkpoint too, and the later ones in the store no longer count.
+# * It resumes from an older checkpoint too. Only if its place is given anew, the later ones in the store no longer count.
+# * Once a run has ended, its folder has no more checkpoints than it keeps, although some waited for their upload.
 # * The same holds for ranks that are processes, started by mpirun or by `train launch`, which goes on after a kill. Without
 #   MPI, this is skipped.
 # * Data from the store give the losses of the same files on the disk, to the last digit. They are downloaded once, by one
@@ -108,13 +109,25 @@ a_lost_folder() {
     same_losses "$out/fresh" 11
     echo "a run whose folder is lost resumes from the store, bit for bit"
 
-    timeout 120 "$train" --resume $url@16 --out "$out/earlier" --restarts 1 >"$log" 2>&1 || { cat "$log"; fail "not from @16"; }
+    ! "$train" --resume $url@16 --out "$out/earlier" >"$log" 2>&1 || fail "a branch takes the place of its run"
+    says "$log" "$url has later checkpoints than that of step 16, the newest of step $steps"
+    timeout 120 "$train" --resume $url@16 --out "$out/earlier" --restarts 1 --set checkpoint.upload=$url >"$log" 2>&1 ||
+        { cat "$log"; fail "not from @16"; }
     says "$log" "a checkpoint of later steps no longer counts: $url/checkpoints/step-$steps"
     same_losses "$out/earlier" 17
+    (($(ls "$out/earlier/checkpoints" | grep -c '^step-') <= 3)) || fail "more than the newest two and the best stay"
     ! "$train" --resume $url@17 --out "$out/none" >"$log" 2>&1 || fail "there is no checkpoint of step 17"
     says "$log" "there is no checkpoint of step 17; there are @4, @8, @10, @12, @16, @20, @$steps"
     [[ ! -e $out/none ]] || fail "a run that never began leaves a folder"
     echo "an older checkpoint of the store can be taken, and under a supervisor"
+
+    request PUT /kiln/runs/lost/checkpoints/step-12/rank-0.safetensors || fail "the object is not replaced"
+    local program
+    program=$(realpath "$train")
+    ! (cd "$out" && timeout 120 "$program" --resume $url@12) >"$log" 2>&1 || fail "an object without bytes is no error"
+    says "$log" "take the checkpoint of another step, with @STEP"
+    [[ -z $(ls -A "$out/runs") ]] || fail "a download that fails leaves a folder"
+    echo "a damaged checkpoint of the store is an error, and leaves nothing"
 }
 
 processes() {

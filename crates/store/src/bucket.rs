@@ -2,9 +2,12 @@
 
 use crate::StoreError;
 use crate::objects::Objects;
+use crate::uploader::AGAIN;
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
 
 /// The object that a probe writes.
 const PROBE: &str = ".kiln-probe";
@@ -43,6 +46,14 @@ impl Bucket {
         self.objects.put(PROBE, b"written to see whether this place can be written\n")?;
         let _ = self.objects.remove(PROBE); // not everyone may remove
         Ok(())
+    }
+
+    /// Removes the object of a [`probe`](Self::probe): fails if no mark could be taken.
+    ///
+    /// # Errors
+    /// If objects may not be removed, or if the store does not answer.
+    pub fn probe_removal(&self) -> Result<(), StoreError> {
+        self.objects.remove(PROBE)
     }
 
     /// Names of the folders in `under` that have their `mark`.
@@ -98,19 +109,35 @@ impl Bucket {
     }
 
     /// Copies files of the folder `from` to a folder, in which they must not be yet, and adds their bytes to `got`. They
-    /// are on the disk afterwards; nothing else is checked.
+    /// are on the disk afterwards; nothing else is checked. What fails is tried again after 1, 4, 16 and 60 s, without
+    /// what has arrived; `again` gets the error and the wait.
     ///
     /// # Errors
-    /// If an object is missing, or if a file cannot be read or written.
+    /// If an object is missing, if the store fails too often, or if a file cannot be written.
     pub fn download<'a>(
         &self,
         from: &str,
         names: impl IntoIterator<Item = &'a str>,
         to: &Path,
         got: &AtomicU64,
+        again: impl Fn(&StoreError, Duration),
     ) -> Result<(), StoreError> {
-        let mut names = names.into_iter();
-        names.try_for_each(|name| self.objects.get_file(&format!("{from}/{name}"), &to.join(name), got))
+        for name in names {
+            let (at, path, mut left, mut failures) = (format!("{from}/{name}"), to.join(name), None, 0);
+            loop {
+                let before = got.load(Ordering::Relaxed);
+                let Err(error) = self.objects.get_file(&at, &path, &mut left, got) else { break };
+                if got.load(Ordering::Relaxed) > before {
+                    failures = 0;
+                }
+                let may_help = matches!(error, StoreError::Failed { .. });
+                let Some(wait) = AGAIN.get(failures).copied().filter(|_| may_help) else { return Err(error) };
+                failures += 1;
+                again(&error, wait);
+                thread::sleep(wait);
+            }
+        }
+        Ok(())
     }
 
     /// Takes the mark of a folder, which keeps its files and no longer counts.

@@ -15,18 +15,21 @@ use object_store::{
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 
 /// S3 takes at most 10,000 parts.
 const MAX_PARTS: u64 = 9_000;
-/// Parts of a file under way at once.
+/// Most parts of a file under way at once.
 const PARTS_AT_ONCE: usize = 8;
+/// Once a part takes this long, fewer are under way at once.
+const SLOW: Duration = Duration::from_secs(15);
 /// Small requests under way at once.
 const REQUESTS_AT_ONCE: usize = 16;
 /// Time for one request, with a part of a file.
@@ -73,26 +76,18 @@ impl Objects {
         self.run(async {
             let failed = |error| self.failed("write", name, &error);
             let mut upload = self.store.put_multipart(&self.key(name)).await.map_err(failed)?;
-            let mut put = async || {
-                let (part, mut under_way, mut left) = (part_of(len), FuturesUnordered::new(), len);
-                while left > 0 || !under_way.is_empty() {
-                    if left > 0 && under_way.len() < PARTS_AT_ONCE {
-                        let bytes = left.min(part);
-                        let mut buffer = vec![0; bytes as usize];
-                        file.read_exact(&mut buffer).map_err(StoreError::read(path))?;
-                        let put = upload.put_part(PutPayload::from(buffer));
-                        under_way.push(async move { put.await.map(|()| bytes) });
-                        left -= bytes;
-                        continue;
-                    }
-                    if let Some(done) = under_way.next().await {
-                        sent.fetch_add(done.map_err(failed)?, Ordering::Relaxed);
-                    }
-                }
+            let put = ranges(len).map(|range| {
+                let bytes = range.end - range.start;
+                let mut buffer = vec![0; bytes as usize];
+                let read = file.read_exact(&mut buffer).map_err(StoreError::read(path));
+                let put = read.map(|()| upload.put_part(PutPayload::from(buffer)));
+                async move { put?.await.map(|()| bytes).map_err(failed) }
+            });
+            let parts = transfer(put, SLOW, |bytes| {
+                sent.fetch_add(bytes, Ordering::Relaxed);
                 Ok(())
-            };
-            let parts = put().await;
-            let put = match parts {
+            });
+            let put = match parts.await {
                 Ok(()) => upload.complete().await.map(drop).map_err(failed),
                 error => error,
             };
@@ -114,26 +109,42 @@ impl Objects {
     }
 
     /// Writes an object to a new file, and adds its bytes to `got` as they arrive. The file is on the disk afterwards.
-    pub fn get_file(&self, name: &str, path: &Path, got: &AtomicU64) -> Result<(), StoreError> {
+    /// `left` holds what has not arrived yet, once the size is known: then the file is there, and the rest is written.
+    pub fn get_file(
+        &self,
+        name: &str,
+        path: &Path,
+        left: &mut Option<Vec<Range<u64>>>,
+        got: &AtomicU64,
+    ) -> Result<(), StoreError> {
         let key = self.key(name);
-        let file = File::create_new(path).map_err(StoreError::write(path))?;
         let failed = |error| match error {
             Error::NotFound { .. } => StoreError::Missing { url: self.url_of(name) },
             error => self.failed("read", name, &error),
         };
         self.run(async {
-            let len = self.store.head(&key).await.map_err(failed)?.size;
-            let part = part_of(len);
-            let parts = (0..len.div_ceil(part)).map(|number| number * part..len.min((number + 1) * part));
-            let get = parts.map(|range| {
-                let key = &key;
-                async move { Ok::<_, Error>((range.start, self.store.get_range(key, range).await?)) }
+            let (file, left) = match left {
+                Some(left) => (File::options().write(true).open(path), left),
+                None => {
+                    let len = self.store.head(&key).await.map_err(failed)?.size;
+                    (File::create_new(path), left.insert(ranges(len).collect()))
+                }
+            };
+            let file = file.map_err(StoreError::write(path))?;
+            let get = left.clone().into_iter().map(|range| {
+                let (key, failed) = (&key, &failed);
+                async move {
+                    let bytes = self.store.get_range(key, range.clone()).await.map_err(failed)?;
+                    Ok((range, bytes))
+                }
             });
-            let mut parts = stream::iter(get).buffer_unordered(PARTS_AT_ONCE);
-            while let Some((at, bytes)) = parts.try_next().await.map_err(failed)? {
-                file.write_all_at(&bytes, at).map_err(StoreError::write(path))?;
+            let parts = transfer(get, SLOW, |(range, bytes)| {
+                file.write_all_at(&bytes, range.start).map_err(StoreError::write(path))?;
                 got.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            }
+                left.retain(|other| *other != range);
+                Ok(())
+            });
+            parts.await?;
             file.sync_all().map_err(StoreError::write(path))
         })
     }
@@ -272,6 +283,34 @@ fn part_of(len: u64) -> u64 {
     PART.max(len.div_ceil(MAX_PARTS))
 }
 
+/// The parts of a file of `len` bytes.
+fn ranges(len: u64) -> impl Iterator<Item = Range<u64>> {
+    let part = part_of(len);
+    (0..len.div_ceil(part)).map(move |number| number * part..len.min((number + 1) * part))
+}
+
+/// Transfers parts of a file, and hands each to `done`. The first goes alone. More go at once only while none is `slow`:
+/// parts share the speed of a link, and over a slow one, none of many would be there in time.
+async fn transfer<T>(
+    mut parts: impl Iterator<Item = impl Future<Output = Result<T, StoreError>>>,
+    slow: Duration,
+    mut done: impl FnMut(T) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    let (mut under_way, mut at_once) = (FuturesUnordered::new(), 1);
+    loop {
+        while under_way.len() < at_once
+            && let Some(part) = parts.next()
+        {
+            let began = Instant::now();
+            under_way.push(async move { Ok((part.await?, began.elapsed() >= slow)) });
+        }
+        let Some(part) = under_way.next().await else { return Ok(()) };
+        let (part, is_slow) = part?;
+        at_once = if is_slow { (at_once / 2).max(1) } else { (at_once + 1).min(PARTS_AT_ONCE) };
+        done(part)?;
+    }
+}
+
 /// Connects to a store, with credentials from the environment.
 fn connect(place: Place) -> Result<Arc<dyn ObjectStore>, Error> {
     let Place { scheme, bucket, .. } = place;
@@ -320,7 +359,8 @@ fn failed(what: &'static str, url: String, scheme: Scheme, error: &Error) -> Sto
         }
         Error::NotFound { .. } => "check the bucket's name, or create the bucket".into(),
         Error::Unauthenticated { .. } | Error::PermissionDenied { .. } => {
-            format!("check {credentials}, and that they may read and write there")
+            let may = if what == "remove" { "remove objects" } else { "read and write" };
+            format!("check {credentials}, and that they may {may} there")
         }
         _ if has("error sending request") && scheme == Scheme::S3 => {
             "check the network, AWS_ENDPOINT_URL and AWS_REGION".into()
@@ -341,6 +381,7 @@ fn answer(error: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
 
     #[test]
     fn an_error_says_in_one_line_what_the_server_said_and_what_helps() {
@@ -351,5 +392,35 @@ mod tests {
         assert_eq!(error, format!("cannot write s3://b/a: It does not exist (NoSuchBucket): {remedy}"));
         let error = failed("write", "s3://b/a".into(), Scheme::S3, &of("PUT http://169.254.169.254/x failed"));
         assert!(error.to_string().ends_with("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"), "{error}");
+    }
+
+    #[test]
+    fn more_parts_go_at_once_unless_they_are_slow_and_an_error_ends_it() {
+        let most_at_once = |slow: Duration| {
+            let (under_way, most, mut got) = (Cell::new(0), Cell::new(0), vec![]);
+            let parts = (0..40).map(|number| {
+                let (under_way, most) = (&under_way, &most);
+                async move {
+                    under_way.set(under_way.get() + 1);
+                    most.set(most.get().max(under_way.get()));
+                    tokio::task::yield_now().await;
+                    under_way.set(under_way.get() - 1);
+                    Ok(number)
+                }
+            });
+            let done = |number| {
+                got.push(number);
+                Ok(())
+            };
+            Builder::new_current_thread().build().unwrap().block_on(transfer(parts, slow, done)).unwrap();
+            got.sort_unstable();
+            assert_eq!(got, (0..40).collect::<Vec<_>>());
+            most.get()
+        };
+        assert_eq!((most_at_once(Duration::MAX), most_at_once(Duration::ZERO)), (PARTS_AT_ONCE, 1));
+        let missing = || StoreError::Missing { url: "s3://b/a".into() };
+        let parts = (0..40).map(|number| async move { if number == 9 { Err(missing()) } else { Ok(()) } });
+        let transferred = transfer(parts, SLOW, |()| Ok(()));
+        assert!(Builder::new_current_thread().build().unwrap().block_on(transferred).is_err());
     }
 }

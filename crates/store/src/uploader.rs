@@ -61,7 +61,7 @@ pub enum Event {
         /// The wait until then.
         wait: Duration,
     },
-    /// It failed too often.
+    /// It failed too often, or a file cannot be read, which is not tried again.
     GivenUp {
         /// Its number.
         number: u64,

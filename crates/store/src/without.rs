@@ -3,6 +3,7 @@
 use crate::fetch::Part;
 use crate::{Object, StoreError};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 
@@ -25,7 +26,13 @@ impl Objects {
         match *self {}
     }
 
-    pub fn get_file(&self, _: &str, _: &Path, _: &AtomicU64) -> Result<(), StoreError> {
+    pub fn get_file(
+        &self,
+        _: &str,
+        _: &Path,
+        _: &mut Option<Vec<Range<u64>>>,
+        _: &AtomicU64,
+    ) -> Result<(), StoreError> {
         match *self {}
     }
 

@@ -208,6 +208,18 @@ pub enum TrainError {
     )]
     UploadInUse { url: String, newest: u64 },
 
+    #[error(
+        "checkpoint.upload: {url} has later checkpoints than that of step {step}, the newest of step {newest}, and this folder did not \
+         write them: if their run still trains, it needs the place. Name another one with --set checkpoint.upload=URL, or the same one \
+         to continue there, where later checkpoints then no longer count"
+    )]
+    UploadInUseLater { url: String, step: u64, newest: u64 },
+
+    #[error(
+        "checkpoint.upload: checkpoints after step {step} must no longer count: {source}; or name another place with --set checkpoint.upload=URL"
+    )]
+    UploadKept { step: u64, source: StoreError },
+
     #[error("--resume: {0}")]
     Download(#[from] StoreError),
 

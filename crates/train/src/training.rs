@@ -5,6 +5,7 @@ use crate::config::{Config, ParallelConfig};
 use crate::dry_run::{self, Scratch};
 use crate::error::TrainError;
 use crate::format::{count, human_count};
+use crate::hints;
 use crate::host::attempt;
 use crate::host::device::Devices;
 use crate::host::faults::Faults;
@@ -19,6 +20,7 @@ use crate::run::options::RunOptions;
 use crate::run::remote;
 use crate::run::remote::upload::{self, Uploads};
 use crate::run::resume::{self, Resume};
+use crate::run::saver::prune_uploaded;
 use crate::run::survivors::Survivors;
 use crate::trainer::batch::check_documents;
 use crate::trainer::epochs;
@@ -26,7 +28,7 @@ use crate::trainer::job::Job;
 use crate::trainer::validation;
 use crate::trainer::vocabulary;
 use crate::trainer::{self, Outcome};
-use checkpoint::{Checkpoint, Index};
+use checkpoint::{Checkpoint, Folder, Index};
 use comm::RankFailure;
 use data::{Buckets, Windows};
 use std::sync::Arc;
@@ -130,8 +132,10 @@ pub(crate) fn train_launched(
     let windows = || Arc::new(Windows::new(&dataset, trained, config.train.seed, config.train.seq_len));
     let windows = buckets.is_none().then(windows);
     let whole = Config { parallel: ParallelConfig { precision: config.parallel.precision, ..asked }, ..config.clone() };
-    let uploads = bucket.map(|bucket| Uploads::new(bucket, resume.as_ref(), &config)).transpose()?.map(Arc::new);
+    let uploads = bucket.map(|bucket| Uploads::new(bucket, resume.as_ref(), &config, options.new_upload));
+    let uploads = uploads.transpose()?.map(Arc::new);
     let folder = launch.has_rank_0().then(|| options.folder(&whole)).transpose()?;
+    uploads.iter().for_each(|uploads| uploads.begin());
 
     let done = resume.as_ref().map_or(0, Resume::step);
     let says = match launch.has_rank_0() {
@@ -203,6 +207,11 @@ pub(crate) fn train_launched(
     // A supervisor starts a failed run again at once, and that attempt uploads what is missing.
     if let Some(uploads) = job.uploads.as_ref().filter(|_| outcomes.is_ok() || !attempt::is_supervised()) {
         uploads.finish(|line| job.progress.say(line), job.stop.load(Ordering::Relaxed));
+        if let Some(folder) = job.folder.as_ref().filter(|_| outcomes.is_ok())
+            && let Err(error) = prune_uploaded(&Folder::of_run(folder.path()), &job.config.checkpoint)
+        {
+            job.progress.say(&format!("older checkpoints stay: {}", hints::checkpoint(&error)));
+        }
     }
     let outcomes = outcomes.map_err(|failure| match failure {
         // A single rank's error needs no rank; with several, the rank says where to look.

@@ -1,5 +1,7 @@
 use super::*;
 use crate::{Event, Transfer, Uploader};
+use std::cell::Cell;
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -83,7 +85,8 @@ fn a_folder_is_whole_or_does_not_count() {
     assert_eq!(world.whole(), ["step-7"]);
 
     let (copy, got) = (tempfile::tempdir().unwrap(), AtomicU64::new(0));
-    world.bucket().download("checkpoints/step-7", NAMES, copy.path(), &got).unwrap();
+    let again = |error: &StoreError, _| panic!("{error}");
+    world.bucket().download("checkpoints/step-7", NAMES, copy.path(), &got, again).unwrap();
     for name in NAMES {
         assert!(
             fs::read(copy.path().join(name)).unwrap() == fs::read(world.local.path().join(name)).unwrap(),
@@ -91,6 +94,30 @@ fn a_folder_is_whole_or_does_not_count() {
         );
     }
     assert_eq!(got.into_inner(), (9 + LARGE + 3) as u64);
+}
+
+#[test]
+fn a_download_that_fails_is_tried_again_without_what_has_arrived() {
+    let (world, got, copy) = (World::new(), AtomicU64::new(0), tempfile::tempdir().unwrap());
+    world.upload(&mut 0).unwrap();
+    let (there, aside) = (world.object("step-7/b"), world.object("step-7/b.aside"));
+    fs::rename(&there, &aside).unwrap();
+    symlink(&there, &there).unwrap(); // cannot be read
+    let failures = Cell::new(0);
+    let again = |error: &StoreError, _| {
+        assert!(matches!(error, StoreError::Failed { .. }), "{error}");
+        failures.set(failures.get() + 1);
+        if failures.get() == 2 {
+            fs::rename(&aside, &there).unwrap();
+        }
+    };
+    world.bucket().download("checkpoints/step-7", NAMES, copy.path(), &got, again).unwrap();
+    assert_eq!((failures.get(), got.into_inner()), (2, (9 + LARGE + 3) as u64));
+
+    let (path, mut left, got) = (copy.path().join("b"), Some(vec![5..7, 20 << 20..21 << 20]), AtomicU64::new(0));
+    world.bucket().objects.get_file("checkpoints/step-7/b", &path, &mut left, &got).unwrap();
+    assert_eq!((left, got.into_inner()), (Some(vec![]), 2 + (1 << 20)));
+    assert!(fs::read(path).unwrap() == fs::read(world.local.path().join("b")).unwrap());
 }
 
 #[test]
@@ -146,7 +173,12 @@ fn folders_of_another_course_lose_their_marks_before_the_first_upload() {
 fn a_place_that_cannot_be_written_or_lacks_an_object_says_so() {
     let world = World::new();
     world.bucket().probe().unwrap();
-    let error = world.bucket().download("checkpoints/step-9", ["a"], world.store.path(), &AtomicU64::new(0));
+    world.bucket().probe_removal().unwrap();
+    fs::create_dir(world.store.path().join("runs/mine/.kiln-probe")).unwrap();
+    let error = world.bucket().probe_removal().unwrap_err().to_string();
+    assert!(error.starts_with("cannot remove file://"), "{error}");
+    let again = |error: &StoreError, _| panic!("{error}");
+    let error = world.bucket().download("checkpoints/step-9", ["a"], world.store.path(), &AtomicU64::new(0), again);
     let error = error.unwrap_err().to_string();
     assert!(error.contains("/runs/mine/checkpoints/step-9/a is not there"), "{error}");
     let file = format!("file://{}/index.json/x", world.local.path().display());

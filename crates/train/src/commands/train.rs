@@ -234,6 +234,7 @@ impl TrainArgs {
                 newest,
                 partial: self.partial,
                 new_tokenizer,
+                new_upload: self.config.is_some() || self.sets("checkpoint.upload"),
                 force: self.force,
                 quiet: self.quiet,
                 dry_run: self.dry_run,

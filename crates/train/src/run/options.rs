@@ -24,6 +24,8 @@ pub struct RunOptions {
     pub partial: bool,
     /// Whether the configuration's tokenizer replaces the checkpoint's.
     pub new_tokenizer: bool,
+    /// Whether `checkpoint.upload` is given anew, and not only the checkpoint's.
+    pub new_upload: bool,
     /// Whether to start a run that exceeds the available memory.
     pub force: bool,
     /// Whether to print only warnings and the final result.

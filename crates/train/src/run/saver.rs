@@ -20,7 +20,7 @@ use crate::error::TrainError;
 use crate::format::bytes;
 use crate::run::copies;
 use crate::run::remote::upload::Uploads;
-use checkpoint::{CheckpointError, Folder, Index, LossScale, Piece, Values, Written, write_rank};
+use checkpoint::{Checkpoint, CheckpointError, Folder, Index, LossScale, Piece, Values, Written, write_rank};
 use comm::rank_list;
 use fsdp::{FsdpError, Progress, State};
 use std::fs;
@@ -63,7 +63,7 @@ struct Save {
     /// The ranks whose parts were missing when rank 0's thread last looked. The training thread itself never waits for
     /// a disk.
     missing: Arc<Mutex<Vec<usize>>>,
-    /// Steps whose checkpoints are kept once this one is complete: the best validation's and earlier best ones.
+    /// Steps whose checkpoints are [`kept`] once this one is complete.
     kept: Vec<u64>,
     started: Instant,
     written: Arc<Written>,
@@ -138,7 +138,7 @@ impl Saver {
     {
         assert!(self.under_way.is_none(), "one checkpoint is written at a time");
         let (step, world_size) = (index.step, index.world_size);
-        let kept = index.kept.iter().copied().chain(index.best.map(|best| best.step)).collect();
+        let kept = kept(&index);
         let (written, given_up) = (Arc::<Written>::default(), Arc::<AtomicBool>::default());
         let (of_thread, is_given_up) = (written.clone(), given_up.clone());
         let missing = Arc::new(Mutex::new((0..world_size).collect()));
@@ -328,6 +328,17 @@ impl Drop for Saver {
         }
         self.skipped.drain(..).for_each(|thread| drop(thread.join()));
     }
+}
+
+/// Removes the checkpoints that only waited for their uploads.
+pub(crate) fn prune_uploaded(folder: &Folder, config: &CheckpointConfig) -> Result<(), CheckpointError> {
+    let Some(newest) = folder.latest()? else { return Ok(()) };
+    folder.prune(config.keep, config.keep_every as u64, &kept(Checkpoint::open(&newest)?.index()))
+}
+
+/// Steps whose checkpoints are kept once this one is complete: the best validation's and earlier best ones.
+fn kept(index: &Index) -> Vec<u64> {
+    index.kept.iter().copied().chain(index.best.map(|best| best.step)).collect()
 }
 
 /// Adds the optimizer's progress to what is known of the run.

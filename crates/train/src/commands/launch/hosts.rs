@@ -6,14 +6,17 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long a machine may take to answer.
 const ANSWER: Duration = Duration::from_secs(20);
+/// How long output may follow the end of a command.
+const REST: Duration = Duration::from_millis(500);
 /// How far clocks may be apart: metrics and records of several machines are compared by their times.
 const CLOCKS: f64 = 2.0;
 
@@ -166,19 +169,50 @@ pub(super) fn ask(
     })
 }
 
-/// The output of a command; `None` if it takes longer.
+/// The output of a command, whose pipes are taken; `None` if it takes longer.
+///
+/// What the command leaves behind, such as a shared connection of ssh, may keep the pipes open: the output is also whole
+/// if nothing follows the command's end for [`REST`].
 fn output_within(command: &mut Command, limit: Duration) -> io::Result<Option<Output>> {
     let (mut child, started) = (command.spawn()?, Instant::now());
-    // An answer fits into the pipe.
-    while child.try_wait()?.is_none() {
-        if started.elapsed() > limit {
-            child.kill()?;
-            child.wait()?;
-            return Ok(None);
+    let (stdout, stderr) = (child.stdout.take().map(read_aside), child.stderr.take().map(read_aside));
+    let status = loop {
+        match child.try_wait()? {
+            Some(status) => break status,
+            None if started.elapsed() > limit => {
+                child.kill()?;
+                child.wait()?;
+                return Ok(None);
+            }
+            None => thread::sleep(Duration::from_millis(10)),
         }
-        thread::sleep(Duration::from_millis(10));
-    }
-    child.wait_with_output().map(Some)
+    };
+    let whole = |pipe: Option<Receiver<Vec<u8>>>| {
+        let mut read = vec![];
+        while started.elapsed() < limit + REST
+            && let Some(bytes) = pipe.as_ref().and_then(|pipe| pipe.recv_timeout(REST).ok())
+        {
+            read.extend(bytes);
+        }
+        read
+    };
+    Ok(Some(Output { status, stdout: whole(stdout), stderr: whole(stderr) }))
+}
+
+/// Reads a pipe on a thread, until it is closed or nobody listens any more.
+fn read_aside(mut pipe: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
+    let (to, from) = mpsc::channel();
+    thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        loop {
+            match pipe.read(&mut buffer) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(bytes) if bytes > 0 && to.send(buffer[..bytes].to_vec()).is_ok() => {}
+                _ => return,
+            }
+        }
+    });
+    from
 }
 
 /// Writes a host file for mpirun.
@@ -229,9 +263,15 @@ mod tests {
         fs::write(&program, "x").unwrap();
         fs::write(&file, "").unwrap();
         let probe_of_up = serde_json::to_string(&Probe::here(&program, &file).unwrap()).unwrap();
-        let script = format!("if [ $0 = up ]; then echo '{probe_of_up}'; else echo no route >&2; exit 255; fi");
+        // Something stays behind and keeps the pipes open, as a shared connection does.
+        let pids = folder.path().join("pids");
+        let stays = format!("sleep 300 & echo $! >>{}", pids.display());
+        let script =
+            format!("{stays}; if [ $0 = up ]; then echo '{probe_of_up}'; else echo no route >&2; exit 255; fi");
         let rsh = ["sh".into(), "-c".into(), script];
         let (able, lost) = probe(&hosts, &rsh, &program, &file);
+        let pids = fs::read_to_string(pids).unwrap();
+        assert!(Command::new("kill").args(pids.lines()).status().unwrap().success(), "they are still there");
         assert_eq!(able, [hosts[0].clone()]);
         assert_eq!(lost, ["down: it cannot be reached, or does not have the program: no route"]);
     }

@@ -12,7 +12,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
-use store::Bucket;
+use store::{Bucket, StoreError};
 
 /// Time between looks for a checkpoint that another process downloads.
 const LOOK: Duration = Duration::from_millis(100);
@@ -77,7 +77,8 @@ pub(crate) fn fetch(url: &str, out: Option<&Path>, dry_run: bool, quiet: bool) -
     let partial = folder.partial(index.step);
     let downloaded = download(&bucket, &index, &text, &folder, quiet);
     downloaded.inspect_err(|_| {
-        let _ = fs::remove_dir_all(partial);
+        let leftover = if out.is_some() { &partial } else { &run }; // that folder is new, and nobody has named it
+        let _ = fs::remove_dir_all(leftover);
     })
 }
 
@@ -141,8 +142,11 @@ fn download(bucket: &Bucket, index: &Index, text: &str, to: &Folder, quiet: bool
     let _ = fs::remove_dir_all(&partial); // left by an interrupted download
     fs::create_dir_all(&partial).map_err(write)?;
     say(format!("downloading {}/{from}, {}", bucket.url(), bytes(size as usize)));
+    let again = |error: &StoreError, wait| {
+        to_stderr(&format!("warning: the download failed and is tried again in {}: {error}", duration(wait)))
+    };
     let names = index.file_names().filter(|name| *name != MARK);
-    reporting(size, |line| say(line.into()), |got| bucket.download(&from, names, &partial, got))?;
+    reporting(size, |line| say(line.into()), |got| bucket.download(&from, names, &partial, got, again))?;
     // Last, as in a store.
     let file = File::create_new(partial.join(MARK));
     file.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all())).map_err(write)?;

@@ -5,14 +5,14 @@ use crate::config::Config;
 use crate::error::TrainError;
 use crate::format::{bytes, duration};
 use crate::host::attempt;
-use crate::run::folder::config_in;
+use crate::run::folder::{RunFolder, config_in, run_of};
 use crate::run::resume::Resume;
 use crate::terminal::to_stderr;
 use checkpoint::{Checkpoint, CheckpointError};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use store::{Bucket, Event, Transfer, Uploader};
+use store::{Bucket, Event, StoreError, Transfer, Uploader};
 
 /// Interval of looks at uploads at the end of a run.
 const LOOK: Duration = Duration::from_millis(100);
@@ -39,14 +39,19 @@ fn is_restart() -> bool {
 }
 
 /// The uploads of a run.
-pub(crate) struct Uploads(Uploader);
+pub(crate) struct Uploads {
+    uploader: Uploader,
+    /// The checkpoint that the run continues from, if the place does not have it.
+    first: Option<PathBuf>,
+}
 
 impl Uploads {
-    /// Starts uploading to a place, beginning with the checkpoint that the run continues from if it is not there.
+    /// Uploads to a place, which `is_given` anew or is the checkpoint's. Nothing is uploaded yet.
     ///
     /// # Errors
-    /// If the place has checkpoints of another run, or does not answer.
-    pub fn new(bucket: Bucket, resume: Option<&Resume>, config: &Config) -> Result<Self, TrainError> {
+    /// If the place has checkpoints of another run, or later ones that may not be removed or are not this folder's, or if
+    /// it does not answer.
+    pub fn new(bucket: Bucket, resume: Option<&Resume>, config: &Config, is_given: bool) -> Result<Self, TrainError> {
         let there = match steps(&bucket) {
             Err(error) if is_restart() => {
                 to_stderr(&format!("warning: {error}; uploads are tried nevertheless"));
@@ -63,30 +68,38 @@ impl Uploads {
         }
         // Of an earlier course of this run: it must not be taken for the newest.
         let done = resume.map_or(0, |resume| resume.index.step);
-        let later = there.iter().filter(|step| **step > done).map(|step| folder(*step)).collect();
-        let uploads = Self(Uploader::new(bucket, later));
-        if let Some(resume) = resume.filter(|_| !there.contains(&done)) {
-            uploads.start(&resume.path);
+        let later: Vec<String> = there.iter().filter(|step| **step > done).map(|step| folder(*step)).collect();
+        if let (Some(newest), Some(resume)) = (there.last().filter(|_| !later.is_empty() && !is_restart()), resume) {
+            if !is_given && !has_trained(resume) {
+                return Err(TrainError::UploadInUseLater { url: bucket.url().into(), step: done, newest: *newest });
+            }
+            bucket.probe_removal().map_err(|source| TrainError::UploadKept { step: done, source })?;
         }
-        Ok(uploads)
+        let first = resume.filter(|_| !there.contains(&done)).map(|resume| resume.path.clone());
+        Ok(Self { uploader: Uploader::new(bucket, later), first })
+    }
+
+    /// Uploads the checkpoint that the run continues from, if it is missing, once the run's folder is this process's.
+    pub fn begin(&self) {
+        self.first.iter().for_each(|path| self.start(path));
     }
 
     /// Uploads a complete checkpoint, a folder `step-N`, which must stay while it is [`pending`](Self::pending).
     pub fn start(&self, path: &Path) {
         match transfer(path) {
-            Ok(transfer) => self.0.start(transfer),
+            Ok(transfer) => self.uploader.start(transfer),
             Err(error) => to_stderr(&format!("warning: {} is not uploaded: {error}", path.display())),
         }
     }
 
     /// Steps of the checkpoints that are not uploaded yet.
     pub fn pending(&self) -> Vec<u64> {
-        self.0.pending()
+        self.uploader.pending()
     }
 
     /// What has happened since the last call: steps, and lines for the user.
     pub fn lines(&self) -> Vec<(u64, String)> {
-        self.0.events().into_iter().filter_map(line).collect()
+        self.uploader.events().into_iter().filter_map(line).collect()
     }
 
     /// Waits until all is uploaded or given up. `say` receives the lines; `was_stopped` says whether Ctrl-C was pressed
@@ -94,13 +107,13 @@ impl Uploads {
     pub fn finish(&self, say: impl Fn(&str), was_stopped: bool) {
         let (began, mut next) = (Instant::now(), TELL[0]);
         loop {
-            let is_done = self.0.wait(LOOK);
+            let is_done = self.uploader.wait(LOOK);
             self.lines().iter().for_each(|(_, line)| say(line));
             if is_done {
                 return;
             }
             if began.elapsed() > next
-                && let Some((step, sent, of)) = self.0.under_way()
+                && let Some((step, sent, of)) = self.uploader.under_way()
             {
                 next = began.elapsed() + TELL[1].min(next);
                 let (sent, of) = (bytes(sent as usize), bytes(of as usize));
@@ -108,7 +121,7 @@ impl Uploads {
                 say(&format!(
                     "waiting for the upload of the checkpoint of step {step} to {}: {sent} of {of} sent; {leave} ends \
                      without it",
-                    self.0.url()
+                    self.uploader.url()
                 ));
             }
         }
@@ -123,6 +136,11 @@ fn is_of_run(bucket: &Bucket, resume: &Resume, config: &Config) -> bool {
         there.is_some_and(|there| fs::read(resume.path.join(MARK)).is_ok_and(|here| here == there))
     };
     before == config.checkpoint.upload || is_the_same()
+}
+
+/// Whether steps have been made in the folder of a run. If not, its checkpoint was downloaded, or copied there.
+fn has_trained(resume: &Resume) -> bool {
+    run_of(&resume.path).is_some_and(|run| RunFolder::at(run).last_step() > 0)
 }
 
 /// What is to be copied of a checkpoint.
@@ -147,12 +165,11 @@ fn line(event: Event) -> Option<(u64, String)> {
                 duration(wait)
             ),
         ),
-        Event::GivenUp { number, url, error } => (
-            number,
-            format!(
-                "warning: the checkpoint of step {number} is not uploaded to {url}, after several attempts: {error}"
-            ),
-        ),
+        Event::GivenUp { number, url, error } => {
+            // A file that cannot be read is not tried again.
+            let after = if matches!(error, StoreError::File { .. }) { "" } else { ", after several attempts" };
+            (number, format!("warning: the checkpoint of step {number} is not uploaded to {url}{after}: {error}"))
+        }
         Event::Overtaken { number, url } => (
             number,
             format!(
@@ -162,4 +179,20 @@ fn line(event: Event) -> Option<(u64, String)> {
         ),
         Event::SetAside { url } => (0, format!("a checkpoint of later steps no longer counts: {url}")),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    #[test]
+    fn an_upload_that_was_not_tried_again_does_not_say_so() {
+        let given_up = |error| line(Event::GivenUp { number: 7, url: "s3://b/x".into(), error }).unwrap().1;
+        let missing = StoreError::Missing { url: "s3://b/x/a".into() };
+        let begin = "warning: the checkpoint of step 7 is not uploaded to s3://b/x";
+        assert!(given_up(missing).starts_with(&format!("{begin}, after several attempts: s3://b/x/a is not there")));
+        let file = StoreError::File { what: "read", path: "a".into(), source: io::ErrorKind::NotFound.into() };
+        assert!(given_up(file).starts_with(&format!("{begin}: cannot read a: ")));
+    }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use checkpoint::Region;
+use checkpoint::{Best, Region};
 use fsdp::{Copies, Fsdp, FsdpConfig, Part, StatePart, Strategy, Units};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -60,6 +60,28 @@ fn a_checkpoint_of_ranks_whose_copies_differ_is_not_completed() {
             }
         }
     }
+}
+
+#[test]
+fn after_the_last_upload_the_newest_checkpoints_and_the_best_stay() {
+    let run = tempfile::tempdir().unwrap();
+    let folder = Folder::of_run(run.path());
+    let config = |keep| CheckpointConfig { keep, ..CheckpointConfig::default() };
+    let mut saver = Saver::new(folder.clone(), 0, config(9), vec![]);
+    for step in 1..=4 {
+        let best = Some(Best { step: 2, val_loss: 1.0 });
+        saver.write(Index { step, world_size: 1, best, ..Index::default() }, || {
+            let (name, shape) = ("w".into(), vec![1]);
+            let piece = Piece { name, shape, region: None, offset: 0, len: 1, has_moments: false };
+            let values: Values = Box::new(|_| vec![1.0]);
+            (|_: &Path| Ok(()), vec![(piece, values)])
+        });
+        saver.finish(|values| Ok(values.to_vec()), |_| {}).unwrap();
+    }
+    saver.pruned(true);
+    prune_uploaded(&folder, &config(1)).unwrap();
+    let left: Vec<u64> = folder.list().unwrap().iter().map(|(step, _)| *step).collect();
+    assert_eq!(left, [2, 4]);
 }
 
 /// How rank 1 differs from the others.
