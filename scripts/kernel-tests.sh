@@ -2,14 +2,11 @@
 # repository's root.
 
 # One set of packages and features, so that Burn is compiled once. (`cargo run` accepts one package, which gives the
-# crates below Burn other features.) The argument is CubeCL's compiler for CUDA, `llvm` or `nvrtc`. Where Open MPI is
-# installed, ranks of some tests are processes.
+# crates below Burn other features.) The argument is CubeCL's compiler for CUDA, `llvm` or `nvrtc`.
 kernel_build() {
     local -A cuda=([llvm]=train/nccl [nvrtc]=train/cuda-cpp,train/nccl)
-    local mpi=
-    ! command -v mpicc >/dev/null || mpi=,train/mpi
     printf '%s\n' --locked --package={kiln-moe,kiln-fused,kiln-model,kiln-comm,kiln-fsdp,train} \
-        --features="kiln-moe/offline,kiln-fused/offline,train/cpu-jit,train/vulkan,${cuda[$1]}$mpi"
+        --features="kiln-moe/offline,kiln-fused/offline,train/cpu-jit,train/vulkan,${cuda[$1]}"
 }
 
 # Builds the test programs, and prints `CRATE NAME PATH` of each.

@@ -7,7 +7,7 @@ use emulated_nccl::api::*;
 use std::env;
 use std::ffi::c_int;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ fn start(test: &str, ranks: &[usize], ids: &[UniqueId]) -> Child {
     let list = |numbers: Vec<usize>| numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
     let bytes = ids.iter().flat_map(|id| id.0).map(usize::from).collect();
     let mut command = Command::new(env::current_exe().unwrap());
-    command.args(["--exact", &format!("processes::{test}"), "--nocapture"]);
+    command.args(["--exact", &format!("processes::{test}"), "--nocapture"]).stdout(Stdio::null());
     command.env(MINE, list(ranks.to_vec())).env(IDS, list(bytes)).spawn().unwrap()
 }
 
@@ -126,9 +126,11 @@ fn a_process_that_has_left_in_order_is_no_error_and_a_killed_one_is() {
             // SAFETY: it ends this process.
             unsafe { libc::raise(libc::SIGKILL) };
         }
-        ok!(ncclAllReduce(from, from, 4, F32, 0, first, card.stream));
+        // The end of the process may have been noticed before.
+        let code = code!(ncclAllReduce(from, from, 4, F32, 0, first, card.stream));
+        assert!(code == 0 || code == 6, "{code}");
         assert_eq!(error(first), 6);
-        assert!(!card.ends());
+        assert_eq!(card.ends(), code == 6);
         ok!(ncclCommAbort(first));
         assert!(card.ends());
         let mut state = 0;
