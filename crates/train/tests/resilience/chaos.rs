@@ -5,7 +5,7 @@
 //! | `KILN_CHAOS_SEED=N` | the first seed; a failure prints its own |
 //! | `KILN_CHAOS_RUNS=N` | the number of runs, each with the next seed |
 //! | `KILN_CHAOS_ENGINE=mpi` | ranks are processes that `train launch` starts; needs the feature `mpi` |
-//! | `KILN_CHAOS_ENGINE=cards` | ranks have a CUDA card each, and some runs use NCCL; needs the feature `nccl`, four cards, and `KILN_EMULATED_CHECKS=partial_stores` if these are emulated |
+//! | `KILN_CHAOS_ENGINE=cards` | ranks are threads with a CUDA card each, and some use NCCL; needs the feature `nccl` |
 //!
 //! Each run must end with the losses of one that is not disturbed, or with an error that names the cause. Then it is
 //! resumed by hand without the fault, which must lead to these losses. It leaves no process, no lock and no temporary file,
@@ -66,7 +66,8 @@ impl Chaos<'_> {
         let case = format!("{engine}KILN_CHAOS_SEED={seed}: KILN_FAULTS=\"{faults}\" {} {outside:?}", args.join(" "));
         let log = |name: &str| self.folder.join(format!("{out}.{name}"));
         let command = self.command(&args, &faults, plan.disk == Disk::Limited);
-        let Ended { code, told } = watch(command, &run, &log("log"), outside);
+        let longest = Duration::from_secs(self.engine.longest());
+        let Ended { code, told } = watch(command, &run, &log("log"), outside, longest);
         let is_stopped = outside.iter().any(|(_, what)| *what == What::Terminate);
         let cause = plan.may_end.iter().find(|cause| told.contains(**cause)).filter(|_| code == Some(1));
         let mut outcome = match code {
@@ -78,7 +79,7 @@ impl Chaos<'_> {
         if code != Some(0) {
             let by_hand = [&args[..], &["--resume=auto".into()]].concat();
             let command = self.command(&by_hand, &plan.lasting.join("; "), false);
-            let again = watch(command, &run, &log("resumed"), &[]);
+            let again = watch(command, &run, &log("resumed"), &[], longest);
             let is_damaged = |told: &str| DAMAGED.iter().any(|cause| told.contains(cause));
             if cause.is_some_and(|cause| is_damaged(cause)) && again.code == Some(1) && is_damaged(&again.told) {
                 return (plan.kinds, outcome + ", the only one"); // it must be removed by hand

@@ -21,6 +21,11 @@ impl Engine {
     pub fn steps(self) -> usize {
         if self == Self::Cards { 7 } else { 14 }
     }
+
+    /// Seconds that no run takes but one that hangs.
+    pub fn longest(self) -> u64 {
+        if self == Self::Cards { 900 } else { 300 }
+    }
 }
 
 /// Arguments of a model, and of its layout on four ranks.
