@@ -172,7 +172,7 @@ impl State {
             offer.sent.iter().all(has_left)
         };
         let mut found = self.worlds.iter().filter(|(_, ranks)| ranks.has(self.own));
-        let (world, names) = found.find_map(|(world, ranks)| Some((*world, ranks.matching(&is_sent)?)))?;
+        let (world, names) = found.find_map(|(world, ranks)| Some((*world, ranks.matching(is_sent)?)))?;
         let part = |(rank, number)| {
             let comm = self.find(world, rank).map(|(comm, _)| *comm);
             let offer = self.worlds.get_mut(&world)?.take(rank, number)?;
