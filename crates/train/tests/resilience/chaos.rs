@@ -40,7 +40,7 @@ struct Chaos<'a> {
 /// The device, and a dtype for whose products CubeCL does not measure the card, which takes minutes if it is emulated.
 const CARDS: &[&str] = &["--device=cuda", "--set=parallel.precision.param=fp32"];
 /// Ranks compile kernels while others wait for them.
-const ON_CARDS: &str = "--set=comm.timeout_seconds=20";
+const ON_CARDS: &str = "--set=comm.timeout_seconds=60";
 
 /// What a run says that finds no other checkpoint than a damaged one: any rank may find it.
 const DAMAGED: [&str; 2] = ["is damaged", "the checkpoint cannot be trusted"];
