@@ -1,4 +1,5 @@
-//! Collectives by NCCL between CUDA GPUs, one rank on each, with `KILN_KERNEL_DEVICE=cuda`. Values are whole numbers
+//! Collectives by NCCL between CUDA GPUs, one rank on each, with `KILN_KERNEL_DEVICE=cuda`. Ranks are threads, and with
+//! the feature `mpi` also processes. Values are whole numbers
 //! that all dtypes add exactly, so the order of sums does not matter, and results have the bits of those on the CPU.
 #![cfg(feature = "nccl")]
 
@@ -61,19 +62,50 @@ fn everything(comm: &Communicator, dtype: DType, len: usize) -> Vec<(&'static st
     found.map(|(name, data)| (name, values(data))).chain([("all_reduce_numbers", numbers)]).collect()
 }
 
+/// The cases of a dtype and a length.
+const CASES: [(DType, usize); 4] = [(DType::F32, 60), (DType::F32, 9001), (DType::BF16, 60), (DType::F16, 60)];
+
+/// Compares each collective's result on a rank with that on the CPU.
+fn compare(rank: usize, found: Vec<(&str, Vec<f64>)>, expected: Vec<(&str, Vec<f64>)>, dtype: DType, len: usize) {
+    assert_eq!(found.len(), expected.len());
+    for ((name, found), (_, expected)) in found.into_iter().zip(expected) {
+        assert!(found == expected, "{name} of {len} {dtype:?} on rank {rank}");
+    }
+}
+
 #[test]
 fn every_collective_by_nccl_gives_what_threads_give_on_the_cpu() {
     let Some((devices, _alone)) = devices() else { return };
-    for (dtype, len) in [(DType::F32, 60), (DType::F32, 9001), (DType::BF16, 60), (DType::F16, 60)] {
+    for (dtype, len) in CASES {
         let expected = on_ranks(devices.len(), |comm| everything(comm, dtype, len));
         let found = on(devices.clone(), |comm| everything(&comm.clone().by_nccl(comm::TIMEOUT).unwrap(), dtype, len));
         for (rank, (found, expected)) in found.into_iter().zip(expected).enumerate() {
-            assert_eq!(found.len(), expected.len());
-            for ((name, found), (_, expected)) in found.into_iter().zip(expected) {
-                assert!(found == expected, "{name} of {len} {dtype:?} on rank {rank}");
-            }
+            compare(rank, found, expected, dtype, len);
         }
     }
+}
+
+/// `mpirun` starts this program again, with this as the only test.
+#[cfg(feature = "mpi")]
+#[test]
+fn every_collective_of_processes_by_nccl_gives_what_threads_give_on_the_cpu() {
+    const NAME: &str = "every_collective_of_processes_by_nccl_gives_what_threads_give_on_the_cpu";
+    let Some((devices, _alone)) = devices() else { return };
+    let Some(world) = comm::MpiWorld::start().unwrap() else {
+        let program = std::env::current_exe().unwrap();
+        let mut mpirun = test_kit::mpirun(devices.len());
+        assert!(mpirun.arg(program).args(["--exact", NAME, "--nocapture"]).status().unwrap().success());
+        return;
+    };
+    let done = world.run(devices[world.rank()].clone(), comm::TIMEOUT, |comm| {
+        let comm = comm.by_nccl(comm::TIMEOUT)?;
+        for (dtype, len) in CASES {
+            let mut expected = on_ranks(devices.len(), |comm| everything(comm, dtype, len));
+            compare(comm.rank(), everything(&comm, dtype, len), expected.swap_remove(comm.rank()), dtype, len);
+        }
+        Ok::<_, CommError>(())
+    });
+    done.unwrap();
 }
 
 /// As a training does that gathers parameters and reduces gradients while it computes. Without an order of their own,

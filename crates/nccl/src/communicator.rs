@@ -4,6 +4,7 @@ use crate::NcclError;
 use crate::library::{Address, Config, Handle, IN_PROGRESS, Id, Library, SUCCESS};
 use crate::stream::Stream;
 use std::ffi::c_int;
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -295,17 +296,33 @@ impl Communicator {
         done
     }
 
-    /// Frees the GPU from calls that wait for other ranks. Nothing happens if this was done before.
+    /// Frees the GPU from calls that wait for other ranks, within ten seconds or not at all. Nothing happens if this was
+    /// done before.
     pub fn abort(&mut self) {
         let handle = std::mem::replace(&mut self.handle, std::ptr::null_mut());
-        if !handle.is_null() && self.stream.enter().is_ok() {
-            // SAFETY: the handle is live and not used again.
-            let _ = unsafe { (self.library.abort)(handle) };
-            // The memory of the call must not be used by others before its kernels have ended.
-            let (start, marked) = (Instant::now(), self.stream.mark().is_ok());
-            while marked && self.stream.is_done().is_ok_and(|done| !done) && start.elapsed() < LET_GO {
-                thread::sleep(NAP);
+        if handle.is_null() || self.stream.enter().is_err() {
+            return;
+        }
+        let (start, library, context) = (Instant::now(), self.library, self.stream.context());
+        let handle = handle.expose_provenance();
+        // Users of several versions of NCCL report aborts that hang: in a wait for a proxy thread that is stuck in the
+        // network, or for the GPU. This rank must still be able to say why it fails, so the thread is left behind.
+        let in_time = within(LET_GO, move || {
+            if context.enter().is_ok() {
+                // SAFETY: the handle is live and not used again.
+                let _ = unsafe { (library.abort)(std::ptr::with_exposed_provenance_mut(handle)) };
             }
+        });
+        if !in_time {
+            // The GPU may still wait, and write to the memory of the call. The caller returns an error, with which the
+            // program ends.
+            eprintln!("warning: ncclCommAbort on cuda:{} has not returned within {LET_GO:?}", self.card);
+            return;
+        }
+        // The memory of the call must not be used by others before its kernels have ended.
+        let marked = self.stream.mark().is_ok();
+        while marked && self.stream.is_done().is_ok_and(|done| !done) && start.elapsed() < LET_GO {
+            thread::sleep(NAP);
         }
     }
 }
@@ -328,6 +345,27 @@ impl Drop for Communicator {
     }
 }
 
+/// Runs `work` on a thread of its own and returns whether it has ended in time. If not, the thread stays behind.
+fn within(limit: Duration, work: impl FnOnce() + Send + 'static) -> bool {
+    let (done, ended) = mpsc::channel();
+    let run = move || {
+        work();
+        let _ = done.send(());
+    };
+    thread::Builder::new().name("NCCL abort".into()).spawn(run).is_ok() && ended.recv_timeout(limit).is_ok()
+}
+
 fn pause(polls: u32) {
     if polls < SPINS { thread::yield_now() } else { thread::sleep(NAP) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_that_hangs_is_left_behind() {
+        assert!(within(Duration::from_secs(60), || ()));
+        assert!(!within(Duration::from_millis(1), thread::park));
+    }
 }

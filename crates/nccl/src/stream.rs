@@ -6,10 +6,28 @@ use cudarc::driver::result::{self, event, stream};
 use cudarc::driver::sys::{self, CUcontext, CUevent, CUevent_flags, CUevent_wait_flags, CUresult, CUstream};
 use std::sync::OnceLock;
 
+/// The primary context of a GPU.
+#[derive(Clone, Copy)]
+pub struct Context {
+    card: usize,
+    handle: CUcontext,
+}
+
+// SAFETY: the driver accepts its handles from any thread, and this one stays.
+unsafe impl Send for Context {}
+
+impl Context {
+    /// Makes it current on this thread.
+    pub fn enter(self) -> Result<(), NcclError> {
+        // SAFETY: the context is live.
+        let done = unsafe { result::ctx::set_current(self.handle) };
+        done.map_err(|error| cuda(self.card, "cuCtxSetCurrent", error))
+    }
+}
+
 /// A stream in the primary context of a GPU, and the events at its ends.
 pub struct Stream {
-    card: usize,
-    context: CUcontext,
+    context: Context,
     handle: CUstream,
     /// After all other work on the GPU.
     before: CUevent,
@@ -32,7 +50,8 @@ impl Stream {
             unsafe { result::ctx::set_current(context)? };
             let handle = stream::create(stream::StreamKind::NonBlocking)?;
             let event = || event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING);
-            Ok(Self { card, context, handle, before: event()?, after: event()? })
+            let context = Context { card, handle: context };
+            Ok(Self { context, handle, before: event()?, after: event()? })
         };
         open().map_err(|error| cuda(card, "the creation of a stream", error))
     }
@@ -42,10 +61,14 @@ impl Stream {
         self.handle.cast()
     }
 
+    /// Returns the GPU's context.
+    pub fn context(&self) -> Context {
+        self.context
+    }
+
     /// Makes the GPU's context current on this thread.
     pub fn enter(&self) -> Result<(), NcclError> {
-        // SAFETY: the context is live.
-        self.check("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.context) })
+        self.context.enter()
     }
 
     /// Makes what is queued here from now on wait for all work that any thread has queued on the GPU so far. A driver
@@ -55,7 +78,7 @@ impl Stream {
             return self.check("cuCtxSynchronize", result::ctx::synchronize());
         };
         // SAFETY: the event is of this context.
-        self.check("cuCtxRecordEvent", unsafe { record(self.context, self.before) }.result())?;
+        self.check("cuCtxRecordEvent", unsafe { record(self.context.handle, self.before) }.result())?;
         let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both are live.
         self.check("cuStreamWaitEvent", unsafe { stream::wait_event(self.handle, self.before, flags) })
@@ -77,7 +100,7 @@ impl Stream {
     }
 
     fn check<T>(&self, call: &'static str, done: Result<T, DriverError>) -> Result<T, NcclError> {
-        done.map_err(|error| cuda(self.card, call, error))
+        done.map_err(|error| cuda(self.context.card, call, error))
     }
 }
 

@@ -11,6 +11,7 @@
 //! | files | [`reference()`], [`text_folder`] |
 //! | tiny models | [`tiny`] |
 //! | tests of timeouts | [`patiently`] |
+//! | ranks that are processes | [`mpirun`], [`OPEN_MPI`] |
 //!
 //! With the feature `tensors`, which depends on Burn:
 //!
@@ -43,6 +44,7 @@ mod files;
 pub mod memory;
 mod moves;
 mod patience;
+mod processes;
 mod random;
 pub mod tiny;
 
@@ -63,6 +65,7 @@ pub use close::{assert_close, largest, worst};
 pub use files::{reference, text_folder};
 pub use moves::{assert_moves, moved};
 pub use patience::patiently;
+pub use processes::{OPEN_MPI, mpirun};
 pub use random::{Random, eighths, noise, random};
 
 #[cfg(feature = "tensors")]

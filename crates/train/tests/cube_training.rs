@@ -209,6 +209,31 @@ fn emulated(folder: &Path, args: &[&str], steps: usize) -> (Vec<String>, usize) 
     (held, waits.split(' ').next().unwrap().parse().unwrap())
 }
 
+/// Two processes with a card each. There is one order to add two numbers in, so NCCL's sums have the bits of MPI's.
+#[cfg(all(feature = "nccl", feature = "mpi"))]
+#[test]
+fn processes_have_the_same_losses_by_nccl_and_by_mpi() {
+    use burn::tensor::{Device, DeviceType};
+
+    let Some((folder, device)) = folder() else { return };
+    let cards = || Device::enumerate(DeviceType::Cuda).into_iter().count();
+    if device != "cuda" || cards() < 2 {
+        eprintln!("skipped: there are no two CUDA cards");
+        return;
+    }
+    let [by_nccl, by_mpi] = [true, false].map(|nccl| {
+        let (nccl, out) = (format!("--set=comm.nccl={nccl}"), format!("--out=nccl-{nccl}"));
+        let program = program(folder.path(), &[TINY, &["--device=cuda", "--steps=4", FP32, &nccl, &out]].concat());
+        let mut command = test_kit::mpirun(2);
+        command.arg(program.get_program()).args(program.get_args()).current_dir(folder.path());
+        let output = command.envs(program.get_envs().filter_map(|(key, value)| Some((key, value?)))).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        values(&metrics(&folder.path().join(&out["--out=".len()..])), "loss")
+    });
+    assert_eq!(by_nccl.len(), 4);
+    assert_eq!(by_nccl, by_mpi);
+}
+
 /// Whether the cards are emulated; real ones neither count waits nor report what was not freed.
 fn is_emulated(device: &str) -> bool {
     device == "cuda" && std::env::var_os("KILN_EMULATED_CARDS").is_some()

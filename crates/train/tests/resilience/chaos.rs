@@ -5,6 +5,7 @@
 //! | `KILN_CHAOS_SEED=N` | the first seed; a failure prints its own |
 //! | `KILN_CHAOS_RUNS=N` | the number of runs, each with the next seed |
 //! | `KILN_CHAOS_ENGINE=mpi` | ranks are processes that `train launch` starts; needs the feature `mpi` |
+//! | `KILN_CHAOS_ENGINE=cards` | ranks are threads with a CUDA card each, and some use NCCL; needs the feature `nccl` |
 //!
 //! Each run must end with the losses of one that is not disturbed, or with an error that names the cause. Then it is
 //! resumed by hand without the fault, which must lead to these losses. It leaves no process, no lock and no temporary file,
@@ -15,7 +16,7 @@ pub mod outside;
 
 use super::RUN;
 use crate::common::{folder_with_text, program, succeed};
-use draw::{Disk, Plan, STEPS, What};
+use draw::{Disk, Engine, Plan, What};
 use outside::{Ended, SmallDisk, in_memory, processes_in, watch};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -33,8 +34,13 @@ type Losses = BTreeMap<u64, f64>;
 struct Chaos<'a> {
     folder: &'a Path,
     undisturbed: HashMap<Vec<String>, Losses>,
-    mpi: bool,
+    engine: Engine,
 }
+
+/// The device, and a dtype for whose products CubeCL does not measure the card, which takes minutes if it is emulated.
+const CARDS: &[&str] = &["--device=cuda", "--set=parallel.precision.param=fp32"];
+/// Ranks compile kernels while others wait for them.
+const ON_CARDS: &str = "--set=comm.timeout_seconds=60";
 
 /// What a run says that finds no other checkpoint than a damaged one: any rank may find it.
 const DAMAGED: [&str; 2] = ["is damaged", "the checkpoint cannot be trusted"];
@@ -42,7 +48,7 @@ const DAMAGED: [&str; 2] = ["is damaged", "the checkpoint cannot be trusted"];
 impl Chaos<'_> {
     /// Makes a run with faults, and checks what comes of it. Returns the kinds of faults, and how it has ended.
     fn run(&mut self, seed: u64) -> (Vec<&'static str>, String) {
-        let plan = draw::plan(&mut StdRng::seed_from_u64(seed), self.mpi);
+        let plan = draw::plan(&mut StdRng::seed_from_u64(seed), self.engine);
         let out = format!("chaos-{seed}");
         let run = self.folder.join(&out);
         let small = (plan.disk == Disk::Small).then(|| SmallDisk::new(&run));
@@ -51,12 +57,17 @@ impl Chaos<'_> {
         }
         let args = self.arguments(&plan, &out);
         let faults = plan.faults.join("; ");
-        let engine = if self.mpi { "KILN_CHAOS_ENGINE=mpi " } else { "" };
+        let engine = match self.engine {
+            Engine::Threads => "",
+            Engine::Processes => "KILN_CHAOS_ENGINE=mpi ",
+            Engine::Cards => "KILN_CHAOS_ENGINE=cards ",
+        };
         let outside = &plan.outside;
         let case = format!("{engine}KILN_CHAOS_SEED={seed}: KILN_FAULTS=\"{faults}\" {} {outside:?}", args.join(" "));
         let log = |name: &str| self.folder.join(format!("{out}.{name}"));
         let command = self.command(&args, &faults, plan.disk == Disk::Limited);
-        let Ended { code, told } = watch(command, &run, &log("log"), outside);
+        let longest = Duration::from_secs(self.engine.longest());
+        let Ended { code, told } = watch(command, &run, &log("log"), outside, longest);
         let is_stopped = outside.iter().any(|(_, what)| *what == What::Terminate);
         let cause = plan.may_end.iter().find(|cause| told.contains(**cause)).filter(|_| code == Some(1));
         let mut outcome = match code {
@@ -68,7 +79,7 @@ impl Chaos<'_> {
         if code != Some(0) {
             let by_hand = [&args[..], &["--resume=auto".into()]].concat();
             let command = self.command(&by_hand, &plan.lasting.join("; "), false);
-            let again = watch(command, &run, &log("resumed"), &[]);
+            let again = watch(command, &run, &log("resumed"), &[], longest);
             let is_damaged = |told: &str| DAMAGED.iter().any(|cause| told.contains(cause));
             if cause.is_some_and(|cause| is_damaged(cause)) && again.code == Some(1) && is_damaged(&again.told) {
                 return (plan.kinds, outcome + ", the only one"); // it must be removed by hand
@@ -88,17 +99,24 @@ impl Chaos<'_> {
     /// The arguments of a disturbed run.
     fn arguments(&self, plan: &Plan, out: &str) -> Vec<String> {
         // A process that has lost another one fails after the timeout; a thread that hangs is left after twice that and 5 s.
-        let more = ["--restarts=9", "--set=resilience.min_gpus=1", "--set=comm.timeout_seconds=4"];
-        let steps = format!("--steps={STEPS}");
-        let fixed = [plan.layout.model, RUN, plan.layout.args, &more, &[&steps, "--out", out]].concat();
-        let own = plan.of_losses.iter().chain(&plan.settings).cloned();
-        fixed.into_iter().map(String::from).chain(own).collect()
+        let timeout = if self.engine == Engine::Cards { ON_CARDS } else { "--set=comm.timeout_seconds=4" };
+        let more = ["--restarts=9", "--set=resilience.min_gpus=1", timeout, "--out", out];
+        let own = plan.settings.iter().cloned();
+        self.of_losses(plan).into_iter().chain(more.map(String::from)).chain(own).collect()
+    }
+
+    /// The arguments on which the losses depend.
+    fn of_losses(&self, plan: &Plan) -> Vec<String> {
+        let steps = format!("--steps={}", self.engine.steps());
+        let device = if self.engine == Engine::Cards { CARDS } else { &[] };
+        let fixed = [plan.layout.model, RUN, plan.layout.args, &[&steps], device].concat();
+        fixed.into_iter().map(String::from).chain(plan.of_losses.iter().cloned()).collect()
     }
 
     /// The program; if its disk is `limited`, no file of it may have more than 24 KiB.
     fn command(&self, args: &[String], faults: &str, limited: bool) -> Command {
         let launch = ["launch", "-n", "4", "--"];
-        let of_engine = if self.mpi { &launch[..] } else { &[] };
+        let of_engine = if self.engine == Engine::Processes { &launch[..] } else { &[] };
         let args: Vec<&str> = of_engine.iter().copied().chain(args.iter().map(String::as_str)).collect();
         let mut command = program(self.folder, &args);
         if limited {
@@ -107,20 +125,13 @@ impl Chaos<'_> {
             shell.envs(command.get_envs().filter_map(|(key, value)| Some((key, value?)))).current_dir(self.folder);
             command = shell;
         }
-        command.env("KILN_FAULTS", faults);
-        // Open MPI refuses root, and may not read the memory of other processes in a container.
-        for (key, value) in [("ALLOW_RUN_AS_ROOT", "1"), ("ALLOW_RUN_AS_ROOT_CONFIRM", "1")] {
-            command.env(format!("OMPI_{key}"), value);
-        }
-        command.env("OMPI_MCA_btl_vader_single_copy_mechanism", "none");
+        command.env("KILN_FAULTS", faults).envs(test_kit::OPEN_MPI);
         command
     }
 
     /// Compares the losses with those of a run that was not disturbed, whose ranks are threads.
     fn compare(&mut self, plan: &Plan, run: &Path, case: &str, told: &str) {
-        let steps = format!("--steps={STEPS}");
-        let args = [plan.layout.model, RUN, plan.layout.args, &[&steps]].concat();
-        let mut key: Vec<String> = args.into_iter().map(String::from).chain(plan.of_losses.iter().cloned()).collect();
+        let mut key = self.of_losses(plan);
         if !plan.lasting.is_empty() {
             key.extend(["--set=train.on_non_finite=skip".into(), plan.lasting.join("; ")]);
         }
@@ -188,8 +199,13 @@ fn runs_with_random_faults_end_with_the_losses_of_undisturbed_ones_or_say_why() 
         (first, runs) => (first.unwrap_or(1)..).take(runs.unwrap_or(1) as usize).collect(),
     };
     let folder = folder_with_text();
-    let mpi = env::var("KILN_CHAOS_ENGINE").is_ok_and(|engine| engine == "mpi");
-    let mut chaos = Chaos { folder: folder.path(), undisturbed: HashMap::new(), mpi };
+    let engine = match env::var("KILN_CHAOS_ENGINE").as_deref() {
+        Ok("mpi") => Engine::Processes,
+        Ok("cards") => Engine::Cards,
+        Ok(other) => panic!("KILN_CHAOS_ENGINE={other}: it may be mpi or cards"),
+        Err(_) => Engine::Threads,
+    };
+    let mut chaos = Chaos { folder: folder.path(), undisturbed: HashMap::new(), engine };
     for seed in seeds {
         let started = Instant::now();
         let (kinds, outcome) = chaos.run(seed);

@@ -5,7 +5,7 @@ use crate::cuda::{Address, Handle};
 use crate::launches::{Kind, Op, Progress, reduction};
 use crate::say::{self, refuse};
 use crate::state::{Comm, lock};
-use crate::{group, members};
+use crate::{group, links, members};
 use std::ffi::{c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -45,9 +45,19 @@ unsafe fn blocking(config: *const Config) -> Result<Option<bool>, Code> {
     }
 }
 
-/// Number of a process in an identifier, so that another process finds out that it has been given one.
-fn process() -> u32 {
-    std::process::id()
+/// What every identifier has, so that other bytes are not taken for one.
+const IS_ID: &[u8] = b"emulated NCCL";
+
+/// An identifier: the process that has made it and the number that it gave.
+fn identifier() -> Result<UniqueId, Code> {
+    let process = links::own()?;
+    let mut state = lock();
+    state.own = process;
+    let (number, mut id) = (state.fresh(), [0; 128]);
+    id[..8].copy_from_slice(&process.to_ne_bytes());
+    id[8..16].copy_from_slice(&number.to_ne_bytes());
+    id[16..][..IS_ID.len()].copy_from_slice(IS_ID);
+    Ok(UniqueId(id))
 }
 
 unsafe fn init(to: *mut Comm, size: c_int, id: UniqueId, rank: c_int, config: *const Config) -> Result<(), Code> {
@@ -56,12 +66,11 @@ unsafe fn init(to: *mut Comm, size: c_int, id: UniqueId, rank: c_int, config: *c
     if size < 1 || !(0..size).contains(&rank) {
         return refuse(Code::INVALID_ARGUMENT, &format!("there is no rank {rank} among {size} ranks"));
     }
-    let (number, maker) = id.0.split_at(8);
-    if maker[..4] != process().to_ne_bytes() {
-        return refuse(Code::SYSTEM_ERROR, "the identifier is of another process; all ranks must be threads of one");
+    if !id.0[16..].starts_with(IS_ID) {
+        return refuse(Code::INVALID_ARGUMENT, "the identifier is not of ncclGetUniqueId of this library");
     }
-    let number = u64::from_ne_bytes(number.try_into().unwrap_or_default());
-    let comm = members::begin(number, rank as usize, size as usize, blocking)?;
+    let number = |at: usize| u64::from_ne_bytes(id.0.as_chunks().0[at]);
+    let comm = members::begin((number(0), number(1)), rank as usize, size as usize, blocking)?;
     // SAFETY: the caller's.
     unsafe { out(to, comm) }?;
     group::join(comm)
@@ -98,7 +107,7 @@ fn add(kind: Kind, (from, to): Buffers, count: usize, number: c_int, comm: Comm,
     if reduces && dtype == DType::F8 {
         return refuse(Code::INVALID_ARGUMENT, "reductions of elements of 8 bits are not emulated");
     }
-    group::add(Op { comm, kind, dtype, count, from, to, stream, progress: Progress::Waiting })
+    group::add(Op { comm, number: 0, kind, dtype, count, from, to, stream, progress: Progress::Waiting })
 }
 
 macro_rules! api {
@@ -121,10 +130,7 @@ api! {
         out(to, abi::VERSION)
     }
     fn ncclGetUniqueId(to: *mut UniqueId) {
-        let mut id = [0; 128];
-        id[..8].copy_from_slice(&lock().fresh().to_ne_bytes());
-        id[8..12].copy_from_slice(&process().to_ne_bytes());
-        out(to, UniqueId(id))
+        out(to, identifier()?)
     }
     fn ncclCommInitRank(to: *mut Comm, size: c_int, id: UniqueId, rank: c_int) {
         init(to, size, id, rank, std::ptr::null())

@@ -100,11 +100,13 @@ fn check(state: &mut State, op: &Op) -> Result<(), Code> {
 /// Makes one launch on each card.
 fn issue(state: &mut State, ops: Vec<Op>) -> Result<(), Code> {
     let mut cards = BTreeMap::<c_int, Vec<Op>>::new();
-    for op in ops {
+    for mut op in ops {
         // A collective of nothing is no work; a message of nothing is.
         let member = state.member(op.comm)?;
         if op.count > 0 || op.kind.is_between_two() {
             member.open += 1;
+            member.issued += 1;
+            op.number = member.issued;
             cards.entry(member.card.ordinal).or_default().push(op);
         }
     }

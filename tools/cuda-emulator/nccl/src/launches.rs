@@ -2,6 +2,7 @@
 
 use crate::abi::{Code, DType, Reduction};
 use crate::cuda::{Address, Handle};
+use crate::message::Terms;
 use crate::proxy;
 use crate::state::{Comm, State, changed, lock};
 use std::ffi::{c_int, c_void};
@@ -32,6 +33,8 @@ impl Kind {
 pub struct Op {
     /// The rank.
     pub comm: Comm,
+    /// Its number among the rank's operations, once it is issued.
+    pub number: u64,
     /// What it does.
     pub kind: Kind,
     /// The type of its elements.
@@ -53,11 +56,21 @@ pub struct Op {
 #[allow(missing_docs)]
 pub enum Progress {
     Waiting,
+    /// What it will write is overwritten, and what it reads is read for others.
+    Starting,
+    /// The other ranks may count on it.
+    Offered,
     Running,
     Done,
 }
 
 impl Op {
+    /// What the ranks must agree on, with its number.
+    pub fn terms(&self) -> Terms {
+        let Self { number, kind, dtype, count, .. } = *self;
+        Terms { number, kind, dtype, count }
+    }
+
     /// Bytes that it reads and writes, for a communicator of `n` ranks, this one being `rank`.
     pub fn bytes(&self, n: usize, rank: usize) -> (usize, usize) {
         let bytes = self.count * self.dtype.size();
@@ -120,6 +133,14 @@ impl State {
         }
         let (word, value) = word(words, id);
         streams.into_iter().try_for_each(|stream| card.queue(stream, arrived, id as usize, word, value))
+    }
+
+    /// Notes how far an operation is.
+    pub fn progress(&mut self, comm: Comm, number: u64, progress: Progress) {
+        let mut ops = self.cards.values_mut().flatten().flat_map(|launch| &mut launch.ops);
+        if let Some(op) = ops.find(|op| op.comm == comm && op.number == number) {
+            op.progress = progress;
+        }
     }
 
     /// Ends what is done at the heads of the cards' launches.

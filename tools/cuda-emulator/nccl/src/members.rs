@@ -3,8 +3,10 @@
 use crate::abi::{Code, NO_COLOR};
 use crate::cuda::Card;
 use crate::launches::Progress;
+use crate::links;
+use crate::message::{Joining, Message, Name, Process};
 use crate::say::refuse;
-use crate::state::{Comm, Joining, Member, Name, State, changed, lock};
+use crate::state::{Child, Comm, Locked, Member, State, changed, lock};
 use std::ffi::c_int;
 
 impl Member {
@@ -14,7 +16,7 @@ impl Member {
         if let Some(code) = self.error {
             return Err(code);
         }
-        if self.world == 0 || self.polls > 0 || self.pending.is_some() || self.child.is_some() || self.finalized {
+        if self.world.is_none() || self.polls > 0 || self.pending.is_some() || self.child.is_some() || self.finalized {
             let why = "a communicator is used before its last call has ended; poll ncclCommGetAsyncError";
             return refuse(Code::INVALID_ARGUMENT, why);
         }
@@ -27,13 +29,15 @@ fn add(state: &mut State, card: Card, rank: usize, size: usize, blocking: bool) 
     let comm = 0x1000 + 16 * state.fresh() as usize;
     let polls = if blocking { 0 } else { state.below(4) };
     let member = Member {
-        world: 0,
+        world: None,
+        meeting: None,
         rank,
         size,
         card,
         blocking,
         polls,
         pending: None,
+        issued: 0,
         open: 0,
         splits: 0,
         child: None,
@@ -47,17 +51,27 @@ fn add(state: &mut State, card: Card, rank: usize, size: usize, blocking: bool) 
 /// Begins to join the communicator of an identifier, and returns the handle.
 ///
 /// # Errors
-/// Another rank has the same number, or another size.
-pub fn begin(id: u64, rank: usize, size: usize, blocking: bool) -> Result<Comm, Code> {
-    let card = Card::current()?;
+/// The system gives no socket, or no context is current.
+pub fn begin((place, id): (Process, u64), rank: usize, size: usize, blocking: bool) -> Result<Comm, Code> {
+    let (process, card) = (links::own()?, Card::current()?);
     let mut state = lock();
-    let (of, waiting) = state.meetings.entry(Name::Id(id)).or_insert_with(|| (size, vec![]));
-    if *of != size || waiting.iter().any(|other| other.rank == rank) {
-        return refuse(Code::INVALID_USAGE, &format!("two ranks {rank}, or {size} and {of} ranks, of one identifier"));
-    }
+    state.own = process;
     let comm = add(&mut state, card, rank, size, blocking);
-    meet(&mut state, Name::Id(id), size, Joining { rank, comm: Some(comm), order: (0, 0) });
+    let joining = Joining { rank, process, card: card.ordinal, waiting: comm, comm: Some(comm), order: (0, 0) };
+    join(&mut state, place, Name::Id(id), size, joining);
     Ok(comm)
+}
+
+/// Lets a rank join those that meet in a process.
+fn join(state: &mut State, place: Process, name: Name, size: usize, joining: Joining) {
+    if let Some(member) = joining.comm.and_then(|comm| state.members.get_mut(&comm)) {
+        member.meeting = Some((place, name));
+        if state.lost.contains(&place) {
+            member.error = Some(Code::REMOTE_ERROR);
+        }
+    }
+    state.tell(place, Message::Join { name, size, joining });
+    changed();
 }
 
 /// Begins a split, and returns the handle of this rank's part, if it has one.
@@ -82,42 +96,15 @@ pub fn begin_split(
         return refuse(Code::INVALID_USAGE, "a communicator is split while its work is under way");
     }
     member.splits += 1;
-    let (rank, size, name) = (member.rank, member.size, Name::Split(member.world, member.splits));
+    let Some(world) = member.world else { return Err(Code::INTERNAL_ERROR) };
+    let (rank, size, name) = (member.rank, member.size, Name::Split(world, member.splits));
     let blocking = blocking.unwrap_or(member.blocking);
     let child = (color != NO_COLOR).then(|| add(&mut state, card, rank, size, blocking));
-    state.member(comm)?.child = Some((child, to));
-    meet(&mut state, name, size, Joining { rank, comm: child, order: (color, key) });
+    state.member(comm)?.child = Some(Child { comm: child, to, met: false });
+    let (process, place) = (state.own, state.worlds[&world].seats[0].process);
+    let joining = Joining { rank, process, card: card.ordinal, waiting: comm, comm: child, order: (color, key) };
+    join(&mut state, place, name, size, joining);
     Ok(child)
-}
-
-/// Adds a rank to those that wait; the last one makes the communicators.
-fn meet(state: &mut State, name: Name, size: usize, mine: Joining) {
-    let (_, waiting) = state.meetings.entry(name.clone()).or_insert_with(|| (size, vec![]));
-    waiting.push(mine);
-    if waiting.len() < size {
-        return;
-    }
-    let mut all = state.meetings.remove(&name).map(|(_, all)| all).unwrap_or_default();
-    // Ranks of a communicator are in the order of their keys, then of their ranks before.
-    all.sort_by_key(|one| (one.order, one.rank));
-    for same in all.chunk_by(|a, b| a.order.0 == b.order.0).filter(|same| same[0].comm.is_some()) {
-        let world = state.fresh();
-        let comms: Vec<Comm> = same.iter().filter_map(|one| one.comm).collect();
-        let members = comms.iter().filter_map(|comm| state.members.get(comm));
-        let mut cards: Vec<_> = members.map(|member| member.card.ordinal).collect();
-        cards.sort_unstable();
-        let twice = cards.windows(2).any(|pair| pair[0] == pair[1]);
-        for (rank, comm) in comms.iter().enumerate() {
-            if let Some(member) = state.members.get_mut(comm) {
-                (member.world, member.rank, member.size) = (world, rank, comms.len());
-                member.error = twice.then_some(Code::INVALID_USAGE);
-            }
-        }
-        if twice {
-            eprintln!("emulated NCCL: two ranks of a communicator are on the same card");
-        }
-    }
-    changed();
 }
 
 /// Waits until all ranks have joined, if the communicator is blocking.
@@ -131,7 +118,7 @@ pub fn wait_until_joined(comm: Comm) -> Result<(), Code> {
         match member.error {
             Some(code) => return Err(code),
             None if !member.blocking => return Err(Code::IN_PROGRESS),
-            None if member.world != 0 => return Ok(()),
+            None if member.world.is_some() => return Ok(()),
             None => state = state.wait(),
         }
     }
@@ -148,7 +135,7 @@ pub fn poll(comm: Comm) -> Result<Option<(Comm, usize)>, Code> {
     if let Some(code) = member.error {
         return Err(code);
     }
-    if member.world == 0 {
+    if member.world.is_none() {
         return Err(Code::IN_PROGRESS);
     }
     if member.polls > 0 {
@@ -161,9 +148,8 @@ pub fn poll(comm: Comm) -> Result<Option<(Comm, usize)>, Code> {
     if let Some(launch) = member.pending.take() {
         state.launch(launch)?;
     }
-    let Some((child, to)) = state.member(comm)?.child else { return Ok(None) };
-    let (world, splits) = (state.member(comm)?.world, state.member(comm)?.splits);
-    if state.meetings.contains_key(&Name::Split(world, splits)) {
+    let Some(Child { comm: child, to, met }) = state.member(comm)?.child else { return Ok(None) };
+    if !met {
         return Err(Code::IN_PROGRESS);
     }
     state.member(comm)?.child = None;
@@ -192,28 +178,25 @@ pub fn wait_until_split(comm: Comm) -> Result<Option<(Comm, usize)>, Code> {
 /// There is no such communicator.
 pub fn abort(comm: Comm) -> Result<(), Code> {
     let mut state = lock();
-    let running = |state: &State| {
-        let ops = || state.cards.values().flatten().flat_map(|launch| &launch.ops);
-        ops().any(|op| op.comm == comm && op.progress == Progress::Running)
+    let moves = |state: &State| {
+        let mut ops = state.cards.values().flatten().flat_map(|launch| &launch.ops);
+        ops.any(|op| op.comm == comm && matches!(op.progress, Progress::Starting | Progress::Running))
     };
     state.member(comm)?;
-    while running(&state) {
+    while moves(&state) {
         state = state.wait();
     }
     for op in state.cards.values_mut().flatten().flat_map(|launch| &mut launch.ops).filter(|op| op.comm == comm) {
         op.progress = Progress::Done;
     }
     state.retire();
-    for (_, waiting) in state.meetings.values_mut() {
-        waiting.retain(|one| one.comm != Some(comm));
-    }
     let Some(member) = state.members.remove(&comm) else { return Ok(()) };
     member.card.close();
-    let next = |other: &&mut Member| {
-        member.world != 0 && other.world == member.world && other.rank == (member.rank + 1) % member.size
-    };
-    if let Some(next) = state.members.values_mut().find(next) {
-        next.error.get_or_insert(Code::REMOTE_ERROR);
+    if let Some((place, name)) = member.meeting {
+        state.tell(place, Message::Withdraw { name, comm });
+    }
+    if let Some(world) = member.world {
+        state.leave(world, member.rank, true);
     }
     drop(state);
     changed();
@@ -246,8 +229,18 @@ pub fn destroy(comm: Comm) -> Result<(), Code> {
     while state.member(comm)?.open > 0 {
         state = state.wait();
     }
-    if let Some(member) = state.members.remove(&comm) {
-        member.card.close();
+    let Some(member) = state.members.remove(&comm) else { return Ok(()) };
+    member.card.close();
+    let told = member.world.map(|world| state.leave(world, member.rank, false)).unwrap_or_default();
+    changed();
+    // The process may end now, and the others shall know that the rank has ended before.
+    let is_on_its_way = |state: &Locked| {
+        told.iter().any(|(process, number)| {
+            !state.lost.contains(process) && state.links.get(process).is_some_and(|link| link.written < *number)
+        })
+    };
+    while is_on_its_way(&state) {
+        state = state.wait();
     }
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! The thread that moves bytes: it looks for operations that all their ranks have come to.
 
-use crate::abi::Code;
+use crate::abi::{Code, Reduction};
 use crate::arithmetic;
 use crate::cuda::{Address, Card};
 use crate::launches::{Kind, Op, Progress};
 use crate::state::{Comm, State, changed, lock};
+use crate::worlds::{Part, Source};
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 
@@ -14,38 +15,38 @@ pub fn start() {
     thread.spawn(run).expect("the system must give a thread");
 }
 
-/// An operation that starts: its rank's number, its card, the operation, and its place among the card's first launch.
-#[derive(Clone)]
-struct Part {
-    rank: usize,
-    card: Card,
-    op: Op,
-    place: usize,
-}
-
 fn run() {
     let mut state = lock();
     loop {
-        let fresh = starting(&mut state);
-        if !fresh.is_empty() {
+        let starts = starting(&mut state);
+        if !starts.is_empty() {
             drop(state);
-            let results: Vec<_> = fresh.iter().map(|(comm, card, range)| (*comm, spoil(*card, *range))).collect();
+            let prepared: Vec<_> = starts.into_iter().map(|start| (start.prepare(), start)).collect();
             state = lock();
-            results.into_iter().for_each(|(comm, result)| note(&mut state, comm, result));
+            for (bytes, Start { op, .. }) in prepared {
+                state.progress(op.comm, op.number, Progress::Offered);
+                match bytes {
+                    Ok(bytes) => state.offer(op.comm, op.terms(), op.from, bytes),
+                    Err(code) => note(&mut state, op.comm, code),
+                }
+            }
+            changed();
             continue;
         }
-        let Some(parts) = matching(&state) else {
+        let Some(parts) = state.matching() else {
             state = state.wait();
             continue;
         };
-        progress(&mut state, &parts, Progress::Running);
+        let targets = targets(&mut state, &parts);
         drop(state);
-        let result = perform(&parts);
+        let result = perform(&parts, &targets);
         state = lock();
-        progress(&mut state, &parts, Progress::Done);
-        for part in &parts {
-            note(&mut state, part.op.comm, result);
-            if let Some(member) = state.members.get_mut(&part.op.comm) {
+        for Target { op, .. } in targets {
+            state.progress(op.comm, op.number, Progress::Done);
+            if let Err(code) = result {
+                note(&mut state, op.comm, code);
+            }
+            if let Some(member) = state.members.get_mut(&op.comm) {
                 member.open -= 1;
             }
         }
@@ -53,128 +54,144 @@ fn run() {
     }
 }
 
-fn note(state: &mut State, comm: Comm, result: Result<(), Code>) {
-    if let (Err(code), Some(member)) = (result, state.members.get_mut(&comm)) {
+fn note(state: &mut State, comm: Comm, code: Code) {
+    if let Some(member) = state.members.get_mut(&comm) {
         member.error.get_or_insert(code);
     }
     changed();
 }
 
-/// Starts launches whose turn has come, and returns what they will write: ranges of addresses.
-fn starting(state: &mut State) -> Vec<(Comm, Card, (Address, usize))> {
-    let State { members, cards, .. } = state;
+/// An operation whose turn has come on its card.
+struct Start {
+    card: Card,
+    op: Op,
+    /// Bytes that it reads and writes.
+    bytes: (usize, usize),
+    /// Whether a rank of another process takes part.
+    is_shared: bool,
+}
+
+impl Start {
+    /// Overwrites what the operation will write, and returns what it reads for other processes.
+    fn prepare(&self) -> Result<Vec<u8>, Code> {
+        let Self { card, ref op, bytes: (read, written), .. } = *self;
+        // What it reads itself stays.
+        let (start, end) = (op.to, op.to + written as u64);
+        let (first, last) = (op.from.clamp(start, end), (op.from + read as u64).clamp(start, end));
+        for (from, to) in [(start, first), (last.max(first), end)] {
+            if to > from {
+                card.fill(from, (to - from) as usize)?;
+            }
+        }
+        card.finish()?;
+        if self.is_shared && read > 0 { card.read(op.from, read) } else { Ok(vec![]) }
+    }
+}
+
+/// Starts launches whose turn has come.
+fn starting(state: &mut State) -> Vec<Start> {
     let mut found = vec![];
+    let State { own, members, worlds, cards, .. } = state;
     for launch in cards.values_mut().filter_map(|queue| queue.front_mut()) {
         if launch.started || !launch.has_arrived() {
             continue;
         }
         launch.started = true;
-        for op in &launch.ops {
+        for op in launch.ops.iter_mut().filter(|op| op.progress == Progress::Waiting) {
             let Some(member) = members.get(&op.comm) else { continue };
-            let (read, written) = op.bytes(member.size, member.rank);
-            // What it reads itself stays.
-            let (start, end) = (op.to, op.to + written as u64);
-            let (first, last) = (op.from.clamp(start, end), (op.from + read as u64).clamp(start, end));
-            for (from, to) in [(start, first), (last.max(first), end)] {
-                if to > from {
-                    found.push((op.comm, member.card, (from, (to - from) as usize)));
+            op.progress = Progress::Starting;
+            let seats = member.world.and_then(|world| worlds.get(&world)).map_or(&[][..], |ranks| &ranks.seats[..]);
+            let is_shared = seats.iter().any(|seat| seat.process != *own);
+            found.push(Start {
+                card: member.card,
+                op: op.clone(),
+                bytes: op.bytes(member.size, member.rank),
+                is_shared,
+            });
+        }
+    }
+    found
+}
+
+/// A rank of this process that takes part in an operation.
+struct Target {
+    rank: usize,
+    card: Card,
+    op: Op,
+}
+
+/// Notes that operations run, and returns those of this process.
+fn targets(state: &mut State, parts: &[Part]) -> Vec<Target> {
+    let mut found = vec![];
+    let State { members, cards, .. } = state;
+    for part in parts {
+        let number = part.offer.terms.number;
+        let mut ops = cards.values_mut().flatten().flat_map(|launch| &mut launch.ops);
+        if let Some(op) = ops.find(|op| Some(op.comm) == part.comm && op.number == number)
+            && let Some(member) = members.get(&op.comm)
+        {
+            op.progress = Progress::Running;
+            found.push(Target { rank: part.rank, card: member.card, op: op.clone() });
+        }
+    }
+    found
+}
+
+/// Moves the bytes of an operation to the ranks of this process.
+fn perform(parts: &[Part], targets: &[Target]) -> Result<(), Code> {
+    let terms = parts[0].offer.terms;
+    let bytes = terms.count * terms.dtype.size();
+    match terms.kind {
+        Kind::AllReduce(how) | Kind::ReduceScatter(how) | Kind::Reduce(how, _) => return sums(parts, targets, how),
+        _ if bytes == 0 => return Ok(()),
+        _ => {}
+    }
+    for target in targets {
+        match target.op.kind {
+            Kind::AllGather => {
+                for part in parts {
+                    move_bytes(&part.offer.source, target, (part.rank * bytes) as u64, bytes)?;
                 }
             }
-        }
-    }
-    found
-}
-
-fn spoil(card: Card, (start, len): (Address, usize)) -> Result<(), Code> {
-    card.fill(start, len)?;
-    card.finish()
-}
-
-fn progress(state: &mut State, parts: &[Part], progress: Progress) {
-    for Part { card, place, .. } in parts {
-        if let Some(launch) = state.cards.get_mut(&card.ordinal).and_then(|queue| queue.front_mut()) {
-            launch.ops[*place].progress = progress;
-        }
-    }
-}
-
-/// Operations of started launches that may run now, by communicator.
-fn running(state: &State) -> BTreeMap<u64, Vec<Part>> {
-    let mut found = BTreeMap::<u64, Vec<Part>>::new();
-    for launch in state.cards.values().filter_map(|queue| queue.front()).filter(|launch| launch.started) {
-        for (place, op) in launch.ops.iter().enumerate().filter(|(_, op)| op.progress == Progress::Waiting) {
-            let Some(member) = state.members.get(&op.comm) else { continue };
-            let parts = found.entry(member.world).or_default();
-            // Of each rank: its first collective, and the first message to and from each other rank.
-            let same = |part: &Part| {
-                let both = !part.op.kind.is_between_two() && !op.kind.is_between_two();
-                part.op.comm == op.comm && (both || part.op.kind == op.kind)
-            };
-            if !parts.iter().any(same) {
-                parts.push(Part { rank: member.rank, card: member.card, op: op.clone(), place });
-            }
-        }
-    }
-    found
-}
-
-/// The parts of an operation that all its ranks have come to with the same arguments, in rank order; of a message, the
-/// send and its receive.
-fn matching(state: &State) -> Option<Vec<Part>> {
-    for parts in running(state).into_values() {
-        let size = state.members.get(&parts[0].op.comm)?.size;
-        let mut collective: Vec<_> = parts.iter().filter(|part| !part.op.kind.is_between_two()).cloned().collect();
-        collective.sort_by_key(|part| part.rank);
-        let terms = |part: &Part| (part.op.kind, part.op.dtype, part.op.count);
-        if collective.len() == size && collective.iter().all(|part| terms(part) == terms(&collective[0])) {
-            return Some(collective);
-        }
-        for send in &parts {
-            let Kind::Send(to) = send.op.kind else { continue };
-            let bytes = |part: &Part| part.op.count * part.op.dtype.size();
-            let fits =
-                |part: &&Part| part.rank == to && part.op.kind == Kind::Recv(send.rank) && bytes(part) == bytes(send);
-            if let Some(recv) = parts.iter().find(fits) {
-                return Some(vec![send.clone(), recv.clone()]);
-            }
-        }
-    }
-    None
-}
-
-/// Moves the bytes of an operation.
-fn perform(parts: &[Part]) -> Result<(), Code> {
-    let op = &parts[0].op;
-    let bytes = op.count * op.dtype.size();
-    let copies: Vec<(&Part, Address, &Part, Address)> = match op.kind {
-        Kind::AllGather => {
-            let to = |part: &Part, from: &Part| part.op.to + (from.rank * bytes) as u64;
-            parts
-                .iter()
-                .flat_map(|part| parts.iter().map(move |from| (part, to(part, from), from, from.op.from)))
-                .collect()
-        }
-        Kind::Broadcast(root) => {
-            parts.iter().map(|part| (part, part.op.to, &parts[root], parts[root].op.from)).collect()
-        }
-        Kind::Send(_) | Kind::Recv(_) => vec![(&parts[1], parts[1].op.to, &parts[0], parts[0].op.from)],
-        Kind::AllReduce(how) | Kind::ReduceScatter(how) | Kind::Reduce(how, _) => return sums(parts, how),
-    };
-    for (part, to, of, from) in copies {
-        if bytes > 0 && to != from {
-            part.card.copy(to, of.card, from, bytes)?;
+            Kind::Broadcast(root) => move_bytes(&parts[root].offer.source, target, 0, bytes)?,
+            // The send comes first.
+            Kind::Recv(_) => move_bytes(&parts[0].offer.source, target, 0, bytes)?,
+            _ => {}
         }
     }
     // Cards by their ordinal: a rank of a message to itself is there twice.
-    let cards: BTreeMap<c_int, Card> = parts.iter().map(|part| (part.card.ordinal, part.card)).collect();
+    let cards: BTreeMap<c_int, Card> = targets.iter().map(|target| (target.card.ordinal, target.card)).collect();
     cards.into_values().try_for_each(Card::finish)
 }
 
-/// Combines the ranks' bytes, and writes what each rank gets.
-fn sums(parts: &[Part], how: crate::abi::Reduction) -> Result<(), Code> {
-    let (op, n) = (&parts[0].op, parts.len());
+fn move_bytes(source: &Source, target: &Target, at: Address, len: usize) -> Result<(), Code> {
+    let to = target.op.to + at;
+    match source {
+        Source::Card(card, from) if *from != to => target.card.copy(to, *card, *from, len),
+        Source::Card(..) => Ok(()),
+        Source::Bytes(bytes) if bytes.len() == len => target.card.write(to, bytes),
+        Source::Bytes(_) => Err(Code::INTERNAL_ERROR),
+    }
+}
+
+/// Combines the ranks' bytes, and writes what the ranks of this process get.
+fn sums(parts: &[Part], targets: &[Target], how: Reduction) -> Result<(), Code> {
+    let (n, Some(Target { op, .. })) = (parts.len(), targets.first()) else { return Ok(()) };
     let (read, _) = op.bytes(n, 0);
-    let all = parts.iter().map(|part| part.card.read(part.op.from, read)).collect::<Result<Vec<_>, _>>()?;
+    let range = |target: &Target| match op.kind {
+        Kind::ReduceScatter(_) => target.rank * read / n..(target.rank + 1) * read / n,
+        Kind::Reduce(_, root) if target.rank != root => 0..0,
+        _ => 0..read,
+    };
+    if targets.iter().all(|target| range(target).is_empty()) {
+        return Ok(());
+    }
+    let bytes = |part: &Part| match &part.offer.source {
+        Source::Card(card, from) => card.read(*from, read),
+        Source::Bytes(bytes) if bytes.len() == read => Ok(bytes.to_vec()),
+        Source::Bytes(_) => Err(Code::INTERNAL_ERROR),
+    };
+    let all = parts.iter().map(bytes).collect::<Result<Vec<_>, _>>()?;
     let len = read / op.dtype.size();
     // The chunk of an element ends its way around the ring at the rank of its number.
     let first = |i: usize| match op.kind {
@@ -182,15 +199,8 @@ fn sums(parts: &[Part], how: crate::abi::Reduction) -> Result<(), Code> {
         _ => i * n / len + 1,
     };
     let total = arithmetic::reduce(op.dtype, how, &all, first).ok_or(Code::INVALID_ARGUMENT)?;
-    for part in parts {
-        let range = match op.kind {
-            Kind::ReduceScatter(_) => part.rank * read / n..(part.rank + 1) * read / n,
-            Kind::Reduce(_, root) if part.rank != root => 0..0,
-            _ => 0..read,
-        };
-        if !range.is_empty() {
-            part.card.write(part.op.to, &total[range])?;
-        }
+    for target in targets.iter().filter(|target| !range(target).is_empty()) {
+        target.card.write(target.op.to, &total[range(target)])?;
     }
     Ok(())
 }

@@ -1,19 +1,24 @@
-//! What the library knows: the ranks of all communicators, and the launches of all cards.
+//! What the library knows: the ranks of this process and their communicators, and the launches of all cards.
 
 use crate::abi::Code;
 use crate::cuda::{Address, Card};
 use crate::launches::Launch;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use crate::links::Link;
+use crate::message::{Joining, Name, Process, World};
+use crate::worlds::Ranks;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ffi::c_int;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Handle of a rank in a communicator (`ncclComm_t`).
 pub type Comm = usize;
 
-/// A rank of a communicator.
+/// A rank of a communicator, in this process.
 pub struct Member {
-    /// Number of the communicator; 0 until all ranks have joined.
-    pub world: u64,
+    /// The communicator; none until all ranks have joined.
+    pub world: Option<World>,
+    /// Where the ranks meet until they have joined.
+    pub meeting: Option<(Process, Name)>,
     /// This rank's number.
     pub rank: usize,
     /// Number of ranks.
@@ -26,45 +31,48 @@ pub struct Member {
     pub polls: usize,
     /// A launch that is queued when `polls` is 0.
     pub pending: Option<Launch>,
+    /// Number of operations so far.
+    pub issued: u64,
     /// Number of operations that are not done.
     pub open: usize,
     /// Number of splits so far.
     pub splits: u64,
-    /// The rank of a split that has not ended, and where its handle goes.
-    pub child: Option<(Option<Comm>, usize)>,
+    /// A split that has not ended.
+    pub child: Option<Child>,
     /// The error that the communicator has met.
     pub error: Option<Code>,
     /// Whether it has been finalized.
     pub finalized: bool,
 }
 
-/// Ranks that wait for the others to join, by the name of the communicator.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub enum Name {
-    /// Of `ncclGetUniqueId`.
-    Id(u64),
-    /// The split with a number, of a communicator.
-    Split(u64, u64),
-}
-
-/// A rank that joins.
+/// A split that has not ended, as a rank sees it.
 #[derive(Clone, Copy)]
-pub struct Joining {
-    /// Its number, of the new communicator or of the one that is split.
-    pub rank: usize,
-    /// Its handle, unless it joins no communicator of the split.
+pub struct Child {
+    /// The rank's handle in the new communicator, if it joins one.
     pub comm: Option<Comm>,
-    /// Colour and key of a split.
-    pub order: (c_int, c_int),
+    /// Where this handle goes.
+    pub to: usize,
+    /// Whether all ranks have met.
+    pub met: bool,
 }
 
 /// Everything.
 #[derive(Default)]
 pub struct State {
-    /// All ranks.
+    /// This process; 0 before it has joined anything.
+    pub own: Process,
+    /// All ranks of this process.
     pub members: HashMap<Comm, Member>,
-    /// Ranks that wait for others, and how many there will be.
+    /// Their communicators, and those of which others have told already.
+    pub worlds: BTreeMap<World, Ranks>,
+    /// Ranks that wait for others in this process, and how many there will be.
     pub meetings: HashMap<Name, (usize, Vec<Joining>)>,
+    /// Connections to other processes.
+    pub links: HashMap<Process, Link>,
+    /// Processes that have connected to this one.
+    pub heard: HashSet<Process>,
+    /// Processes that have ended.
+    pub lost: HashSet<Process>,
     /// Launches by card, in the order of issue. The first of each may run.
     pub cards: BTreeMap<c_int, VecDeque<Launch>>,
     /// Pinned words, and how many launches have taken one.

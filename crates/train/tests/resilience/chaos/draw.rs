@@ -5,8 +5,28 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
-/// Steps of a run.
-pub const STEPS: usize = 14;
+/// What the ranks of a run are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Engine {
+    /// Threads of one process.
+    Threads,
+    /// Processes that `train launch` starts.
+    Processes,
+    /// Threads with a CUDA card each.
+    Cards,
+}
+
+impl Engine {
+    /// Steps of a run.
+    pub fn steps(self) -> usize {
+        if self == Self::Cards { 7 } else { 14 }
+    }
+
+    /// Seconds that no run takes but one that hangs.
+    pub fn longest(self) -> u64 {
+        if self == Self::Cards { 900 } else { 300 }
+    }
+}
 
 /// Arguments of a model, and of its layout on four ranks.
 pub struct Layout {
@@ -115,8 +135,8 @@ pub struct Plan {
     pub kinds: Vec<&'static str>,
 }
 
-/// Draws a plan. Ranks are threads, or processes with `mpi`.
-pub fn plan(random: &mut StdRng, mpi: bool) -> Plan {
+/// Draws a plan.
+pub fn plan(random: &mut StdRng, engine: Engine) -> Plan {
     let layout = LAYOUTS.choose(random).expect("there are layouts");
     let memory_every: usize = *[0, 0, 1, 2].choose(random).expect("four");
     let mut plan = Plan {
@@ -134,39 +154,43 @@ pub fn plan(random: &mut StdRng, mpi: bool) -> Plan {
     let extra = ["none", "none", "nan", "skip", "terminate", "full", "limit", "damage", "damage", "metrics", "memory"];
     let extra = *extra.choose(random).expect("eleven");
     // mpirun itself hangs if its files may not be large.
-    let extra = if mpi && extra == "limit" { "none" } else { extra };
+    let extra = if engine == Engine::Processes && extra == "limit" { "none" } else { extra };
     let attempts = random.random_range(1..=3);
     for attempt in 1..=attempts {
         for _ in 0..if random.random_bool(0.25) { 2 } else { 1 } {
-            plan.draw_fault(random, attempt, mpi, extra);
+            plan.draw_fault(random, attempt, engine, extra);
         }
     }
-    plan.draw_extra(random, extra, attempts);
+    plan.draw_extra(random, extra, attempts, engine.steps());
     if !plan.of_losses.is_empty() && plan.kinds.iter().filter(|kind| **kind == "oom").count() > 1 {
         plan.may_end.push("does not fit into memory with one sequence at a time");
     }
     let memory_every = if extra == "memory" { 1 } else { memory_every };
     plan.settings.push(format!("--set=resilience.memory_every={memory_every}"));
+    if engine == Engine::Cards && random.random_bool(0.5) {
+        plan.of_losses.push("--set=comm.nccl=true".into()); // its sums have another order
+        plan.kinds.push("by NCCL");
+    }
     plan
 }
 
 impl Plan {
     /// Draws a fault of an attempt.
-    fn draw_fault(&mut self, random: &mut StdRng, attempt: usize, mpi: bool, extra: &str) {
+    fn draw_fault(&mut self, random: &mut StdRng, attempt: usize, engine: Engine, extra: &str) {
         let mut kinds = vec!["panic", "error", "kill", "hang", "slow", "nan once", "oom"];
         // With other ranks, a rank's lasting fault may be gone.
-        let may_lose = !mpi && !["nan", "skip"].contains(&extra);
+        let may_lose = engine != Engine::Processes && !["nan", "skip"].contains(&extra);
         if self.layout.has_copies && !self.kinds.contains(&"lost") {
             kinds.push("flip");
         }
         if may_lose && !self.kinds.contains(&"flip") {
             kinds.push("lost");
         }
-        if mpi {
+        if engine == Engine::Processes {
             kinds.push("stop"); // with threads, the supervisor waits for a minute
         }
         let kind = *kinds.choose(random).expect("there are kinds");
-        let (step, rank) = (random.random_range(1..=STEPS), random.random_range(0..4));
+        let (step, rank) = (random.random_range(1..=engine.steps()), random.random_range(0..4));
         let more = match kind {
             "slow" => format!(",ms={}", random.random_range(1..100)),
             "lost" => {
@@ -187,12 +211,12 @@ impl Plan {
     }
 
     /// Draws what lasts, or comes from outside.
-    fn draw_extra(&mut self, random: &mut StdRng, extra: &'static str, attempts: usize) {
+    fn draw_extra(&mut self, random: &mut StdRng, extra: &'static str, attempts: usize, steps: usize) {
         let damage = |random: &mut StdRng| {
             let how = *[Damage::Flip, Damage::Cut].choose(random).expect("two");
             (how, random.random_range(0..1000), random.random_range(0..1 << 20))
         };
-        let (step, rank) = (random.random_range(2..STEPS as u64), random.random_range(0..4));
+        let (step, rank) = (random.random_range(2..steps as u64), random.random_range(0..4));
         match extra {
             "nan" | "skip" => {
                 let fault = format!("nan:step={step},rank={rank}");
@@ -231,7 +255,7 @@ impl Plan {
             }
             "memory" => {
                 let (how, file, at) = damage(random);
-                let step = random.random_range(4..STEPS as u64);
+                let step = random.random_range(4..steps as u64);
                 self.faults.insert(0, format!("hang:step={step},rank={rank},attempt=1"));
                 self.outside.push((When::HungAfter(step - 1), What::Memory { how, file, at }));
             }

@@ -10,8 +10,6 @@ use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A run takes longer only if it hangs.
-const LONGEST: Duration = Duration::from_secs(300);
 /// A run without a new step for this long hangs.
 const HUNG: Duration = Duration::from_millis(1500);
 
@@ -23,14 +21,15 @@ pub struct Ended {
     pub told: String,
 }
 
-/// Runs a program, which trains in the folder `run`, until its end. Its output goes to the file `log`.
-pub fn watch(mut command: Command, run: &Path, log: &Path, outside: &[(When, What)]) -> Ended {
+/// Runs a program, which trains in the folder `run`, until its end, which must come within `longest`. Its output goes to
+/// the file `log`.
+pub fn watch(mut command: Command, run: &Path, log: &Path, outside: &[(When, What)], longest: Duration) -> Ended {
     let file = File::create(log).unwrap();
     let mut child = command.stdout(file.try_clone().unwrap()).stderr(file).spawn().unwrap();
     let (mut left, started, mut last) = (outside.to_vec(), Instant::now(), (0, Instant::now()));
     let told = || String::from_utf8_lossy(&fs::read(log).unwrap()).into_owned();
     let mut code = None;
-    while started.elapsed() < LONGEST {
+    while started.elapsed() < longest {
         if let Some(status) = child.try_wait().unwrap() {
             code = status.code();
             break;
@@ -58,9 +57,9 @@ pub fn watch(mut command: Command, run: &Path, log: &Path, outside: &[(When, Wha
     // Nothing waits for a full disk any more.
     left.iter().filter(|(_, what)| *what == What::Free).for_each(|(_, what)| act(*what, run, &child));
     let mut told = told();
-    if started.elapsed() >= LONGEST {
+    if started.elapsed() >= longest {
         let _ = child.kill();
-        told += &format!("\nit takes longer than {LONGEST:?}");
+        told += &format!("\nit takes longer than {longest:?}");
     }
     let _ = child.wait();
     Ended { code, told }

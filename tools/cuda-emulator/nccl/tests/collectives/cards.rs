@@ -170,10 +170,21 @@ pub fn settle(comm: usize) -> c_int {
 /// Runs one thread a rank, each with its card and a communicator of all, which is blocking or not.
 pub fn ranks<T: Send>(n: usize, blocking: c_int, work: impl Fn(usize, Card, usize) -> T + Sync) -> Vec<T> {
     driver();
-    let id = unique_id();
+    ranks_of(unique_id(), n, &(0..n).collect::<Vec<_>>(), blocking, work)
+}
+
+/// Runs some of a communicator's ranks so; the others are in other processes.
+pub fn ranks_of<T: Send>(
+    id: UniqueId,
+    n: usize,
+    mine: &[usize],
+    blocking: c_int,
+    work: impl Fn(usize, Card, usize) -> T + Sync,
+) -> Vec<T> {
+    driver();
     thread::scope(|scope| {
-        let rank = |rank: usize| {
-            let work = &work;
+        let rank = |rank: &usize| {
+            let (work, rank) = (&work, *rank);
             scope.spawn(move || {
                 let (card, mut comm) = (Card::of(rank), 0);
                 let config = config(blocking);
@@ -183,7 +194,7 @@ pub fn ranks<T: Send>(n: usize, blocking: c_int, work: impl Fn(usize, Card, usiz
                 work(rank, card, comm)
             })
         };
-        let threads: Vec<_> = (0..n).map(rank).collect();
+        let threads: Vec<_> = mine.iter().map(rank).collect();
         threads.into_iter().map(|thread| thread.join().expect("a rank failed")).collect()
     })
 }

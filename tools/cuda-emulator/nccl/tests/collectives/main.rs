@@ -1,6 +1,7 @@
 //! NCCL's functions on emulated cards: results against sums in f64, and what a program may not rely on.
 
 mod cards;
+mod processes;
 mod waits;
 
 use cards::{Card, alone, code, config, driver, ok, ranks, settle, unique_id};
@@ -49,47 +50,51 @@ fn combine(how: c_int, values: impl Iterator<Item = f64>) -> f64 {
     values.reduce(combine).expect("there are ranks")
 }
 
+/// Compares every collective of every type with plain sums, on one rank, and ends the communicator.
+fn check_collectives(rank: usize, card: Card, comm: usize) {
+    for (dtype, how) in DTYPES.into_iter().flat_map(|dtype| (0..4).map(move |how| (dtype, how))) {
+        let (len, many) = (COUNT * size(dtype), RANKS * COUNT);
+        let wait = |code: c_int| {
+            assert!(code == 0 || code == 7, "{code}");
+            assert_eq!(settle(comm), 0);
+            card.finish();
+        };
+        let mine = |count: usize| encoded(dtype, (0..count).map(|i| number(rank, i)));
+        let total = |i: usize| combine(how, (0..RANKS).map(|rank| number(rank, i)));
+        let (from, to) = (card.put(&mine(many)), card.alloc(RANKS * len));
+
+        wait(code!(ncclAllReduce(from, to, many, dtype, how, comm, card.stream)));
+        assert_eq!(card.get(to, RANKS * len), encoded(dtype, (0..many).map(total)), "{dtype}, {how}");
+        let chunk = rank * COUNT..(rank + 1) * COUNT;
+        wait(code!(ncclReduceScatter(from, to, COUNT, dtype, how, comm, card.stream)));
+        assert_eq!(card.get(to, len), encoded(dtype, chunk.map(total)));
+        wait(code!(ncclReduce(from, to, COUNT, dtype, how, 1, comm, card.stream)));
+        if rank == 1 {
+            assert_eq!(card.get(to, len), encoded(dtype, (0..COUNT).map(total)));
+        }
+        wait(code!(ncclAllGather(from, to, COUNT, dtype, comm, card.stream)));
+        let all = (0..RANKS).flat_map(|rank| (0..COUNT).map(move |i| number(rank, i)));
+        assert_eq!(card.get(to, RANKS * len), encoded(dtype, all));
+        wait(code!(ncclBroadcast(from, to, COUNT, dtype, 2, comm, card.stream)));
+        assert_eq!(card.get(to, len), encoded(dtype, (0..COUNT).map(|i| number(2, i))));
+        // In place.
+        let chunk = from + (rank * len) as u64;
+        wait(code!(ncclReduceScatter(from, chunk, COUNT, dtype, how, comm, card.stream)));
+        wait(code!(ncclAllGather(chunk, from, COUNT, dtype, comm, card.stream)));
+        assert_eq!(card.get(from, RANKS * len), encoded(dtype, (0..many).map(total)));
+        wait(code!(ncclAllReduce(from, from, COUNT, dtype, 2, comm, card.stream)));
+        assert_eq!(card.get(from, len), encoded(dtype, (0..COUNT).map(total)));
+    }
+    ok!(ncclCommFinalize(comm));
+    assert_eq!(settle(comm), 0);
+    ok!(ncclCommDestroy(comm));
+}
+
 #[test]
 fn every_collective_of_every_type_gives_what_plain_sums_give() {
     let _cards = alone();
     for blocking in [1, 0] {
-        ranks(RANKS, blocking, |rank, card, comm| {
-            for (dtype, how) in DTYPES.into_iter().flat_map(|dtype| (0..4).map(move |how| (dtype, how))) {
-                let (len, many) = (COUNT * size(dtype), RANKS * COUNT);
-                let wait = |code: c_int| {
-                    assert!(code == 0 || code == 7, "{code}");
-                    assert_eq!(settle(comm), 0);
-                    card.finish();
-                };
-                let mine = |count: usize| encoded(dtype, (0..count).map(|i| number(rank, i)));
-                let total = |i: usize| combine(how, (0..RANKS).map(|rank| number(rank, i)));
-                let (from, to) = (card.put(&mine(many)), card.alloc(RANKS * len));
-
-                wait(code!(ncclAllReduce(from, to, many, dtype, how, comm, card.stream)));
-                assert_eq!(card.get(to, RANKS * len), encoded(dtype, (0..many).map(total)), "{dtype}, {how}");
-                let chunk = rank * COUNT..(rank + 1) * COUNT;
-                wait(code!(ncclReduceScatter(from, to, COUNT, dtype, how, comm, card.stream)));
-                assert_eq!(card.get(to, len), encoded(dtype, chunk.map(total)));
-                wait(code!(ncclReduce(from, to, COUNT, dtype, how, 1, comm, card.stream)));
-                if rank == 1 {
-                    assert_eq!(card.get(to, len), encoded(dtype, (0..COUNT).map(total)));
-                }
-                wait(code!(ncclAllGather(from, to, COUNT, dtype, comm, card.stream)));
-                let all = (0..RANKS).flat_map(|rank| (0..COUNT).map(move |i| number(rank, i)));
-                assert_eq!(card.get(to, RANKS * len), encoded(dtype, all));
-                wait(code!(ncclBroadcast(from, to, COUNT, dtype, 2, comm, card.stream)));
-                assert_eq!(card.get(to, len), encoded(dtype, (0..COUNT).map(|i| number(2, i))));
-                // In place.
-                let chunk = from + (rank * len) as u64;
-                wait(code!(ncclReduceScatter(from, chunk, COUNT, dtype, how, comm, card.stream)));
-                wait(code!(ncclAllGather(chunk, from, COUNT, dtype, comm, card.stream)));
-                assert_eq!(card.get(from, RANKS * len), encoded(dtype, (0..many).map(total)));
-                wait(code!(ncclAllReduce(from, from, COUNT, dtype, 2, comm, card.stream)));
-                assert_eq!(card.get(from, len), encoded(dtype, (0..COUNT).map(total)));
-            }
-            ok!(ncclCommFinalize(comm));
-            ok!(ncclCommDestroy(comm));
-        });
+        ranks(RANKS, blocking, check_collectives);
     }
 }
 
@@ -108,26 +113,29 @@ fn sums_have_the_order_of_a_ring_and_not_that_of_the_ranks() {
     assert_ne!(ring(0), ring(2));
 }
 
+/// Sends another length to each rank, in one group.
+fn check_messages(rank: usize, card: Card, comm: usize) {
+    let count = |from: usize, to: usize| (from + 2 * to) % 4 * 5;
+    let sent = |from: usize, to: usize| vec![(10 * from + to) as f32; count(from, to)];
+    let outgoing: Vec<_> = (0..RANKS).map(|to| card.put_floats(&sent(rank, to))).collect();
+    let incoming: Vec<_> = (0..RANKS).map(|from| card.alloc(4 * count(from, rank))).collect();
+    ok!(ncclGroupStart());
+    for peer in 0..RANKS {
+        ok!(ncclSend(outgoing[peer], count(rank, peer), F32, peer as c_int, comm, card.stream));
+        ok!(ncclRecv(incoming[peer], count(peer, rank), F32, peer as c_int, comm, card.stream));
+    }
+    code!(ncclGroupEnd());
+    assert_eq!(settle(comm), 0);
+    card.finish();
+    for (peer, found) in incoming.into_iter().enumerate() {
+        assert_eq!(card.floats(found, count(peer, rank)), sent(peer, rank));
+    }
+}
+
 #[test]
 fn a_group_of_messages_sends_other_lengths_to_each_rank() {
     let _cards = alone();
-    let count = |from: usize, to: usize| (from + 2 * to) % 4 * 5;
-    ranks(RANKS, 0, |rank, card, comm| {
-        let sent = |from: usize, to: usize| vec![(10 * from + to) as f32; count(from, to)];
-        let outgoing: Vec<_> = (0..RANKS).map(|to| card.put_floats(&sent(rank, to))).collect();
-        let incoming: Vec<_> = (0..RANKS).map(|from| card.alloc(4 * count(from, rank))).collect();
-        ok!(ncclGroupStart());
-        for peer in 0..RANKS {
-            ok!(ncclSend(outgoing[peer], count(rank, peer), F32, peer as c_int, comm, card.stream));
-            ok!(ncclRecv(incoming[peer], count(peer, rank), F32, peer as c_int, comm, card.stream));
-        }
-        code!(ncclGroupEnd());
-        assert_eq!(settle(comm), 0);
-        card.finish();
-        for (peer, found) in incoming.into_iter().enumerate() {
-            assert_eq!(card.floats(found, count(peer, rank)), sent(peer, rank));
-        }
-    });
+    ranks(RANKS, 0, check_messages);
 }
 
 #[test]
@@ -166,27 +174,30 @@ fn one_thread_runs_several_cards_in_groups() {
     }
 }
 
+/// Splits four ranks and gathers on the new communicator.
+fn check_split(rank: usize, card: Card, comm: usize) {
+    // Ranks 0, 1 and 3 in reverse order; rank 2 in none.
+    let (color, mut child) = (if rank == 2 { -1 } else { 5 }, 77);
+    let code = code!(ncclCommSplit(comm, color, -(rank as c_int), &mut child, std::ptr::null()));
+    assert!(code == 0 || code == 7, "{code}");
+    assert_eq!(settle(comm), 0);
+    if rank == 2 {
+        assert_eq!(child, 0);
+        return;
+    }
+    assert_eq!(settle(child), 0);
+    let (from, to) = (card.put_floats(&[rank as f32]), card.alloc(4 * RANKS));
+    code!(ncclAllGather(from, to, 1, F32, child, card.stream));
+    assert_eq!(settle(child), 0);
+    card.finish();
+    assert_eq!(card.floats(to, RANKS), [3.0, 1.0, 0.0]);
+}
+
 #[test]
 fn a_split_has_ranks_by_key_and_may_leave_some_out() {
     let _cards = alone();
     for blocking in [1, 0] {
-        ranks(4, blocking, |rank, card, comm| {
-            // Ranks 0, 1 and 3 in reverse order; rank 2 in none.
-            let (color, mut child) = (if rank == 2 { -1 } else { 5 }, 77);
-            let code = code!(ncclCommSplit(comm, color, -(rank as c_int), &mut child, std::ptr::null()));
-            assert_eq!(code, if blocking == 1 { 0 } else { 7 });
-            assert_eq!(settle(comm), 0);
-            if rank == 2 {
-                assert_eq!(child, 0);
-                return;
-            }
-            assert_eq!(settle(child), 0);
-            let (from, to) = (card.put_floats(&[rank as f32]), card.alloc(4 * RANKS));
-            code!(ncclAllGather(from, to, 1, F32, child, card.stream));
-            assert_eq!(settle(child), 0);
-            card.finish();
-            assert_eq!(card.floats(to, RANKS), [3.0, 1.0, 0.0]);
-        });
+        ranks(4, blocking, check_split);
     }
 }
 
