@@ -179,7 +179,8 @@ pub(crate) fn summary(config: &Config, cluster: &Cluster) -> Result<Summary, Pla
     let of = |config: &Config| Ok(step_time(config, cluster, Assumptions::default())?.summary());
     let (all, pp, virtual_stages) = (config.micro_batches(), config.parallel.pp, config.parallel.virtual_stages());
     let rest = if config.parallel.schedule == Schedule::Interleaved1F1B { all % pp } else { 0 };
-    let rounds = rest + 2 * virtual_stages;
+    // Chunks of unequal cost take a few rounds until each further one takes as long as the one before.
+    let rounds = rest.max(4 * virtual_stages);
     let [few, more] = [rounds, rounds + virtual_stages].map(|rounds| rounds * pp + rest);
     if all <= more {
         return of(config);
