@@ -4,6 +4,7 @@ use crate::{PlanError, SharedCores};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::Path;
+use yaml_serde::{Mapping, Value};
 
 /// The built-in clusters.
 const CLUSTERS: [(&str, &str); 7] = [
@@ -33,6 +34,9 @@ pub struct Cluster {
     pub nodes: Option<usize>,
     /// Devices of a node.
     pub devices_per_node: usize,
+    /// Bytes of a node's CPU memory, for what GPUs offload; absent if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_memory: Option<f64>,
     /// A device.
     pub device: Device,
     /// From each device to the others of its node.
@@ -128,7 +132,7 @@ impl Cluster {
         CLUSTERS.iter().map(|(name, _)| *name)
     }
 
-    /// Returns a built-in cluster, or reads one from a YAML file if `name` ends with `.yaml`.
+    /// Returns a built-in cluster, or reads one from a YAML file if `name` ends with `.yaml` or `.yml`.
     ///
     /// # Errors
     /// If there is none, or if a figure is missing or cannot be.
@@ -138,20 +142,35 @@ impl Cluster {
             let text = text.map_err(|error| PlanError::Unreadable { path: name.into(), message: error.to_string() })?;
             return Self::parse(name, &text);
         }
-        let found = CLUSTERS.iter().find(|(known, _)| *known == name);
-        let known = || Self::names().collect::<Vec<_>>().join(", ");
-        let (name, text) = found.ok_or_else(|| PlanError::UnknownCluster { name: name.into(), known: known() })?;
-        Self::parse(name, text)
+        match built_in(name) {
+            Some(text) => Self::parse(name, text),
+            None if Path::new(name).exists() => {
+                let message = "give the path of a file that ends with .yaml or .yml".into();
+                Err(PlanError::Unreadable { path: name.into(), message })
+            }
+            None => Err(unknown(name)),
+        }
     }
 
-    /// Reads a cluster; `path` is named in errors.
+    /// Reads a cluster; `path` is named in errors. With `base: NAME`, figures that are not given are those of a built-in
+    /// one.
     ///
     /// # Errors
     /// If the text is no cluster, or if a figure is missing or cannot be.
     pub fn parse(path: &str, text: &str) -> Result<Self, PlanError> {
         let unreadable =
             |error: yaml_serde::Error| PlanError::Unreadable { path: path.into(), message: plain(&error.to_string()) };
-        let cluster: Self = yaml_serde::from_str(text).map_err(unreadable)?;
+        let mut given: Option<Mapping> = yaml_serde::from_str(text).ok();
+        let cluster: Self = match given.as_mut().and_then(|given| given.remove("base")) {
+            None => yaml_serde::from_str(text).map_err(unreadable)?,
+            Some(base) => {
+                let name = base.as_str().unwrap_or_default();
+                let base = built_in(name).ok_or_else(|| unknown(name))?;
+                let mut all: Mapping = yaml_serde::from_str(base).expect("a built-in cluster is a mapping");
+                merge(&mut all, given.unwrap_or_default());
+                yaml_serde::from_value(Value::Mapping(all)).map_err(unreadable)?
+            }
+        };
         cluster.validate(path)?;
         Ok(cluster)
     }
@@ -187,7 +206,7 @@ impl Cluster {
     }
 
     fn validate(&self, path: &str) -> Result<(), PlanError> {
-        let Device { memory, memory_bandwidth, peak, efficiency, cpu_cores, .. } = self.device;
+        let Device { memory, memory_bandwidth, peak, efficiency, cpu_cores, backend } = self.device;
         let fault = |key, value, remedy| PlanError::Figure { path: path.into(), key, value, remedy };
         let is_shown = |c: char| !c.is_control();
         if self.name.trim().is_empty() || self.name.len() > LONGEST_NAME || !self.name.chars().all(is_shown) {
@@ -206,18 +225,31 @@ impl Cluster {
                 return Err(fault(key, value.to_string(), remedy));
             }
         }
+        if let Some(backend) = backend.filter(|_| cpu_cores > 0) {
+            let value = format!("{backend:?}").to_lowercase();
+            return Err(fault("device.backend", value, "leave it out: with device.cpu_cores, ranks compute on CPUs"));
+        }
         let fault = |key, value, remedy| fault(key, figure(value), remedy);
+        // Far above what there is, and below what a wrong unit gives.
+        let sizes = [("device.memory", memory), ("host_memory", self.host_memory.unwrap_or(1e12))];
+        for (key, value) in sizes {
+            if !(1e3..=1e14).contains(&value) {
+                return Err(fault(key, value, "give bytes, from 1e3 to 1e14"));
+            }
+        }
+        for (key, value) in [("device.peak.fp32", peak.fp32), ("device.peak.bf16", peak.bf16)] {
+            if !(1e3..=1e17).contains(&value) {
+                return Err(fault(key, value, "give FLOPs per second, from 1e3 to 1e17"));
+            }
+        }
         let rates = [
-            ("device.memory", memory),
             ("device.memory_bandwidth", memory_bandwidth),
-            ("device.peak.fp32", peak.fp32),
-            ("device.peak.bf16", peak.bf16),
             ("node_link.bandwidth", self.node_link.bandwidth),
             ("network.bandwidth", self.network.bandwidth),
         ];
         for (key, value) in rates {
-            if !(1e3..=1e18).contains(&value) {
-                return Err(fault(key, value, "give a number from 1e3 to 1e18: bytes, or bytes or FLOPs per second"));
+            if !(1e3..=1e14).contains(&value) {
+                return Err(fault(key, value, "give bytes per second, from 1e3 to 1e14"));
             }
         }
         let parts = [
@@ -259,6 +291,29 @@ impl Cluster {
     }
 }
 
+/// The text of a built-in cluster.
+fn built_in(name: &str) -> Option<&'static str> {
+    CLUSTERS.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+}
+
+/// The error of a name that is none, with those that begin alike.
+fn unknown(name: &str) -> PlanError {
+    let first = |name: &str| name.split('-').next().unwrap_or_default().to_lowercase();
+    let near: Vec<&str> = Cluster::names().filter(|known| first(known) == first(name)).collect();
+    let meant = if near.is_empty() { String::new() } else { format!("; did you mean {}?", near.join(" or ")) };
+    PlanError::UnknownCluster { name: name.into(), known: Cluster::names().collect::<Vec<_>>().join(", "), meant }
+}
+
+/// Merges `over` into `under`, key by key.
+fn merge(under: &mut Mapping, over: Mapping) {
+    for (key, value) in over {
+        match (under.get_mut(&key), value) {
+            (Some(Value::Mapping(under)), Value::Mapping(over)) => merge(under, over),
+            (_, value) => _ = under.insert(key, value),
+        }
+    }
+}
+
 /// Writes a figure as a person would: `1e300`, not its 300 digits.
 fn figure(value: f64) -> String {
     if value == 0.0 || !value.is_finite() || (1e-4..1e16).contains(&value.abs()) {
@@ -273,6 +328,15 @@ fn plain(message: &str) -> String {
     let types = ["Cluster", "Device", "Peak", "Efficiency", "Link"].map(|name| format!("expected struct {name}"));
     let plain = types.iter().fold(message.to_string(), |text, of| text.replace(of, "expected keys with values"));
     let plain = plain.replace("expected usize", "expected a whole number").replace("expected f64", "expected a number");
-    let plain = plain.replace("unit value", "no value");
+    let plain = plain.replace("unit value", "no value").replace("floating point", "the number");
+    let plain = plain.split('`').map(shorter).collect::<Vec<_>>().join("`");
     plain.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+/// Writes a number of many digits as a figure.
+fn shorter(part: &str) -> String {
+    match part.parse::<f64>() {
+        Ok(number) if part.len() > 20 => figure(number),
+        _ => part.into(),
+    }
 }

@@ -5,8 +5,8 @@
 #[allow(missing_docs, reason = "the messages are the documentation")]
 #[non_exhaustive]
 pub enum PlanError {
-    #[error("there is no cluster `{name}`: give one of {known}, or the path of a YAML file")]
-    UnknownCluster { name: String, known: String },
+    #[error("there is no cluster `{name}`: give one of {known}, or the path of a YAML file{meant}")]
+    UnknownCluster { name: String, known: String, meant: String },
 
     #[error("{path}: {message}")]
     Unreadable { path: String, message: String },

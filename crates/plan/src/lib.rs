@@ -33,6 +33,7 @@ pub mod chart;
 mod chrome_trace;
 mod cluster;
 mod communication;
+mod cores;
 mod error;
 mod picture;
 mod simulate;
@@ -41,8 +42,9 @@ mod work;
 
 pub use cluster::{Backend, Cluster, Device, Efficiency, Link, Peak};
 pub use communication::{Collective, Group};
+pub use cores::SharedCores;
 pub use error::PlanError;
 pub use picture::{LEGEND, shown as shown_time};
-pub use simulate::{Exchange, RankProgram, SharedCores, Task, simulate};
+pub use simulate::{Exchange, RankProgram, Task, simulate};
 pub use timeline::{Activity, Span, Summary, Timeline};
 pub use work::{Pass, Product, Work};

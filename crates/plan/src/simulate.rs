@@ -4,11 +4,12 @@
 //! computation    | F0 | F1 |wait| B1 | B0 |        one task after another
 //! gathers         | +1 | +2 |     | +0 |           in order, beside it
 //! reductions                       | reduce1 |      the same; gathers do not queue behind them
+//! scatters                         | ... | scatter1 |  once all ranks have come to it
 //! exchanges             s>  ──────────> r>          arrive at the other stage's rank
 //! ```
 
-use crate::PlanError;
 use crate::timeline::{Activity, Span, Timeline};
+use crate::{PlanError, SharedCores};
 use schedule::{Op, Peer, Value};
 use std::collections::HashMap;
 
@@ -73,8 +74,29 @@ struct Rank<'a> {
     reductions_end: f64,
     /// When each slot has its parameters, and over which axes.
     slots: HashMap<usize, (f64, usize)>,
-    /// When the reduction of each unit has ended, and over which axes.
-    reduced: HashMap<usize, (f64, usize)>,
+    /// The latest reduction of each unit.
+    reduced: HashMap<usize, Reduction>,
+    /// Number of scatters that it has come to.
+    scatters: usize,
+}
+
+/// The gradients of a unit on their way.
+#[derive(Clone, Copy)]
+enum Reduction {
+    /// When they have arrived, and over which axes.
+    Ends(f64, usize),
+    /// With a scatter, counted over the step.
+    Scatter(usize),
+}
+
+/// Gradients on their way from the one rank that has computed them: all ranks take part, and none ends before another.
+#[derive(Default)]
+struct Scatter<'a> {
+    arrived: usize,
+    /// Those of the rank for which they take longest.
+    exchanges: &'a [Exchange],
+    /// Once all ranks have come: from when to when, and over which axes.
+    ends: Option<([f64; 2], usize)>,
 }
 
 struct Simulation<'a> {
@@ -84,6 +106,8 @@ struct Simulation<'a> {
     sent: HashMap<(usize, Value), f64>,
     /// Which ranks have reached a sum over stages or the first optimizer step.
     met: HashMap<Meeting, Vec<f64>>,
+    /// In the order in which all ranks come to them.
+    scatters: Vec<Scatter<'a>>,
     timeline: Timeline,
 }
 
@@ -97,18 +121,6 @@ enum Meeting {
     Tie(usize),
     /// The norm of all gradients, before the optimizer's steps.
     Norm,
-}
-
-/// Cores that ranks share, as threads on CPUs do.
-///
-/// Each rank has an equal number of threads, at least one. Durations of tasks are those of all cores of a node together:
-/// of 4 ranks on 2 cores, one that computes alone takes twice as long, and four at once take 4 times as long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SharedCores {
-    /// Cores of a node.
-    pub of_node: usize,
-    /// Nodes that the ranks fill.
-    pub nodes: usize,
 }
 
 /// Runs the ranks of a step; each has a processor of its own unless they share cores.
@@ -126,12 +138,14 @@ pub fn simulate(steps: &[RankProgram], cores: Option<SharedCores>) -> Result<Tim
         reductions_end: 0.0,
         slots: HashMap::new(),
         reduced: HashMap::new(),
+        scatters: 0,
     };
     let mut simulation = Simulation {
         now: 0.0,
         ranks: steps.iter().map(rank).collect(),
         sent: HashMap::new(),
         met: HashMap::new(),
+        scatters: vec![],
         timeline: Timeline::new(steps.iter().map(|step| (step.rank, step.stage, step.ranks)).collect()),
     };
     let ranks: usize = steps.iter().map(|step| step.ranks).sum();
@@ -140,14 +154,7 @@ pub fn simulate(steps: &[RankProgram], cores: Option<SharedCores>) -> Result<Tim
     if let Some(task) = tasks().find(|task| !(0.0..LONGEST).contains(&seconds(task))) {
         return Err(PlanError::Duration { op: task.op.to_string(), seconds: seconds(task) });
     }
-    // Of a node's speed: a rank's threads, and an equal share of all nodes.
-    let rate = |computing: f64| match cores {
-        None => 1.0,
-        Some(SharedCores { of_node, nodes }) => {
-            let threads = (of_node / ranks.div_ceil(nodes).max(1)).max(1) as f64 / of_node as f64;
-            threads.min(nodes as f64 / computing.max(1.0))
-        }
-    };
+    let rate = |computing: f64| cores.map_or(1.0, |cores| cores.rate(ranks, computing));
     loop {
         simulation.settle();
         let computing: f64 = simulation.computing().map(|rank| rank.step.ranks as f64).sum();
@@ -166,8 +173,8 @@ pub fn simulate(steps: &[RankProgram], cores: Option<SharedCores>) -> Result<Tim
     if stuck.is_empty() { Ok(simulation.timeline) } else { Err(PlanError::Deadlock(stuck.join(", "))) }
 }
 
-impl Simulation<'_> {
-    fn computing(&self) -> impl Iterator<Item = &Rank<'_>> {
+impl<'a> Simulation<'a> {
+    fn computing(&self) -> impl Iterator<Item = &Rank<'a>> {
         self.ranks.iter().filter(|rank| matches!(rank.state, State::Computes(_)))
     }
 
@@ -216,7 +223,11 @@ impl Simulation<'_> {
         let first_step = || !rank.step.tasks[..rank.next].iter().rev().any(|task| matches!(task.op, Op::Step { .. }));
         let ready = match task.op {
             Op::Run { slot: Some(slot), .. } => rank.slots.get(&slot).map(|(end, axes)| (*end, Some(*axes))),
-            Op::Wait { unit } => rank.reduced.get(&unit).map(|(end, axes)| (*end, Some(*axes))),
+            Op::Wait { unit } => match rank.reduced.get(&unit) {
+                Some(Reduction::Ends(end, axes)) => Some((*end, Some(*axes))),
+                Some(Reduction::Scatter(i)) => self.scatters[*i].ends.map(|([_, end], axes)| (end, Some(axes))),
+                None => None,
+            },
             Op::Recv { value, .. } => {
                 let takes: f64 = task.exchanges.iter().map(|exchange| exchange.seconds).sum();
                 self.sent.get(&(i, value)).map(|sent| (sent + takes, None))
@@ -238,11 +249,14 @@ impl Simulation<'_> {
         }
         if let State::Waits(_) = rank.state {
             let axes = ready.and_then(|(_, axes)| axes);
-            let waited = match axes {
-                Some(axes) => Activity::Exposed(axes),
-                None => Activity::Bubble,
+            let begun = match task.op {
+                Op::Wait { unit } => rank.begun(unit, &self.scatters).clamp(rank.since, now),
+                _ => rank.since,
             };
-            self.timeline.add(Span { rank: i, start: rank.since, end: now, activity: waited, op: task.op });
+            let waited = axes.map_or(Activity::Bubble, Activity::Exposed);
+            let span = |start, end, activity| Span { rank: i, start, end, activity, op: task.op };
+            self.timeline.add(span(rank.since, begun, Activity::Bubble));
+            self.timeline.add(span(begun, now, waited));
         }
         self.begin(i, task);
         true
@@ -254,33 +268,6 @@ impl Simulation<'_> {
         let rank = &mut self.ranks[i];
         (rank.state, rank.since, rank.exchanges) = (State::Ready, now, 0);
         match task.op {
-            Op::Gather { .. } | Op::Reduce { .. } | Op::Scatter { .. } => {
-                // What sends nothing waits for nothing.
-                let sends = !task.exchanges.is_empty();
-                let is_gather = matches!(task.op, Op::Gather { .. });
-                let queue = if is_gather { &mut rank.gathers_end } else { &mut rank.reductions_end };
-                let mut end = if sends { queue.max(now) } else { now };
-                let mut axes = 0;
-                for exchange in &task.exchanges {
-                    axes = self.timeline.axes(&exchange.axes);
-                    let span = Span {
-                        rank: i,
-                        start: end,
-                        end: end + exchange.seconds,
-                        activity: Activity::Transfer(axes),
-                        op: task.op,
-                    };
-                    end = span.end;
-                    self.timeline.add(span);
-                }
-                *queue = queue.max(end);
-                match task.op {
-                    Op::Gather { slot, .. } => _ = rank.slots.insert(slot, (end, axes)),
-                    Op::Reduce { unit, .. } | Op::Scatter { unit, .. } => _ = rank.reduced.insert(unit, (end, axes)),
-                    _ => {}
-                }
-                rank.next += 1;
-            }
             Op::Send { value, to } => {
                 rank.next += 1;
                 let to = self.ranks.iter().position(|rank| match to {
@@ -292,13 +279,8 @@ impl Simulation<'_> {
                 }
             }
             Op::Free { .. } | Op::Recv { .. } | Op::Wait { .. } => rank.next += 1,
-            Op::Run { .. } | Op::Flatten { .. } | Op::Add { .. } | Op::Tie { .. } | Op::Step { .. } => {
-                if task.compute > 0.0 {
-                    rank.state = State::Computes(task.compute);
-                } else {
-                    self.computed(i);
-                }
-            }
+            _ if task.compute > 0.0 => rank.state = State::Computes(task.compute),
+            _ => self.computed(i),
         }
     }
 
@@ -310,7 +292,52 @@ impl Simulation<'_> {
             let span = Span { rank: i, start: rank.since, end: self.now, activity: Activity::Compute, op: task.op };
             self.timeline.add(span);
         }
-        self.communicate(i);
+        match task.op {
+            Op::Gather { .. } | Op::Reduce { .. } => self.transfer(i, task),
+            Op::Scatter { unit, .. } => self.scatter(i, unit, task),
+            _ => self.communicate(i),
+        }
+    }
+
+    /// Begins a gather or a reduction, beside the rank's next task.
+    fn transfer(&mut self, i: usize, task: &Task) {
+        let rank = &mut self.ranks[i];
+        (rank.state, rank.next) = (State::Ready, rank.next + 1);
+        // What sends nothing waits for nothing.
+        let sends = !task.exchanges.is_empty();
+        let queue = if let Op::Gather { .. } = task.op { &mut rank.gathers_end } else { &mut rank.reductions_end };
+        let start = if sends { queue.max(self.now) } else { self.now };
+        let (end, axes) = self.timeline.transfer(&[i], start, task.op, &task.exchanges);
+        *queue = queue.max(end);
+        match task.op {
+            Op::Gather { slot, .. } => _ = rank.slots.insert(slot, (end, axes)),
+            Op::Reduce { unit, .. } => _ = rank.reduced.insert(unit, Reduction::Ends(end, axes)),
+            _ => {}
+        }
+    }
+
+    /// Notes that a rank has come to a scatter. The last rank begins it: it waits for the one that computes the gradients.
+    fn scatter(&mut self, i: usize, unit: usize, task: &'a Task) {
+        let rank = &mut self.ranks[i];
+        let number = rank.scatters;
+        (rank.state, rank.next, rank.scatters) = (State::Ready, rank.next + 1, number + 1);
+        rank.reduced.insert(unit, Reduction::Scatter(number));
+        if number == self.scatters.len() {
+            self.scatters.push(Scatter::default());
+        }
+        let scatter = &mut self.scatters[number];
+        let seconds = |exchanges: &[Exchange]| exchanges.iter().map(|exchange| exchange.seconds).sum::<f64>();
+        scatter.arrived += 1;
+        if seconds(&task.exchanges) > seconds(scatter.exchanges) {
+            scatter.exchanges = &task.exchanges;
+        }
+        if scatter.arrived == self.ranks.len() {
+            let start = self.ranks.iter().map(|rank| rank.reductions_end).fold(self.now, f64::max);
+            let all: Vec<usize> = (0..self.ranks.len()).collect();
+            let (end, axes) = self.timeline.transfer(&all, start, task.op, scatter.exchanges);
+            scatter.ends = Some(([start, end], axes));
+            self.ranks.iter_mut().for_each(|rank| rank.reductions_end = end);
+        }
     }
 
     /// Begins the next exchange of a rank's task, or ends the task.
@@ -349,6 +376,14 @@ impl Simulation<'_> {
 }
 
 impl Rank<'_> {
+    /// When the latest reduction of a unit has begun, if that is a scatter that has.
+    fn begun(&self, unit: usize, scatters: &[Scatter]) -> f64 {
+        match self.reduced.get(&unit) {
+            Some(Reduction::Scatter(i)) => scatters[*i].ends.map_or(0.0, |([start, _], _)| start),
+            _ => 0.0,
+        }
+    }
+
     /// Waits, and returns whether that is new.
     fn waits(&mut self, end: Option<f64>, now: f64) -> bool {
         let before = self.state;

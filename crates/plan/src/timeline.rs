@@ -1,5 +1,6 @@
 //! What each rank did in a step, and when.
 
+use crate::Exchange;
 use schedule::Op;
 use serde::Serialize;
 
@@ -128,6 +129,19 @@ impl Timeline {
         if span.end > span.start {
             self.spans.push(span);
         }
+    }
+
+    /// Adds exchanges that these ranks make one after another, and returns when the last one ends, and its axes.
+    pub(crate) fn transfer(&mut self, ranks: &[usize], start: f64, op: Op, exchanges: &[Exchange]) -> (f64, usize) {
+        let (mut end, mut axes) = (start, 0);
+        for exchange in exchanges {
+            let start = end;
+            (end, axes) = (start + exchange.seconds, self.axes(&exchange.axes));
+            for rank in ranks {
+                self.add(Span { rank: *rank, start, end, activity: Activity::Transfer(axes), op });
+            }
+        }
+        (end, axes)
     }
 
     /// Returns the number and the stage of each rank that was simulated.

@@ -11,7 +11,32 @@ fn built_in_clusters_are_valid() {
         assert!(!cluster.source.is_empty());
     }
     let error = Cluster::named("h100").unwrap_err().to_string();
-    assert!(error.contains("there is no cluster `h100`: give one of") && error.contains("h100-sxm"), "{error}");
+    assert!(error.contains("there is no cluster `h100`: give one of a100-40"), "{error}");
+    assert!(error.ends_with("; did you mean h100-sxm?"), "{error}");
+    let error = Cluster::named("A100").unwrap_err().to_string();
+    assert!(error.ends_with("; did you mean a100-40 or a100-80?"), "{error}");
+    let error = Cluster::named("tests").unwrap_err().to_string();
+    assert_eq!(error, "tests: give the path of a file that ends with .yaml or .yml");
+}
+
+/// A cluster that is like a built-in one needs only what differs.
+#[test]
+fn clusters_inherit_from_built_in_ones() {
+    let h100 = Cluster::named("h100-sxm").unwrap();
+    let text = "base: h100-sxm\nname: mine\ndevice: {memory: 94e9, peak: {bf16: 835e12}}\n";
+    let mut mine = Cluster::parse("mine.yaml", text).unwrap();
+    assert_eq!((mine.name.as_str(), mine.device.memory, mine.device.peak.bf16), ("mine", 94e9, 835e12));
+    (mine.name, mine.device.memory, mine.device.peak.bf16) = (h100.name.clone(), 80e9, 989e12);
+    assert_eq!(mine, h100);
+    for (base, message) in [
+        ("base: h100", "there is no cluster `h100`"),
+        ("base: [1]", "there is no cluster ``"),
+        ("base: h100-sxm\ndevice: {memroy: 1e9}", "mine.yaml: unknown field `memroy`"),
+        ("base: h100-sxm\nnodes: 0", "mine.yaml: nodes is 0"),
+    ] {
+        let error = Cluster::parse("mine.yaml", base).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
 }
 
 #[test]
@@ -28,6 +53,11 @@ fn what_cannot_be_is_refused() {
     assert!(refused("product: 0.72", "product: fast").contains(r#"string "fast", expected a number"#));
     assert!(refused("product: 0.72", "\"\\e[2J\": 1").contains(r"unknown field `\u{1b}[2J`"));
     assert!(refused("devices_per_node: 8", "devices_per_node: 1.5").contains("expected a whole number"));
+    let error = refused("devices_per_node: 8", "devices_per_node: 1e300");
+    assert!(error.contains("the number `1e300`, expected a whole number"), "{error}");
+    assert!(refused("cpu_cores: 0", "cpu_cores: 2\n  backend: cuda").contains("device.backend is cuda: leave it out"));
+    assert!(refused("bf16: 989", "bf16: 989000").contains("device.peak.bf16 is 9.89e17: give FLOPs"));
+    assert!(refused("host_memory: 2", "host_memory: 2e300 # 2").contains("host_memory is 2e300: give bytes"));
     assert!(refused("memory_bandwidth:", "memory_width:").contains("mine.yaml: "));
     assert!(refused("product: 0.72", "product: 1.2").contains("device.efficiency.product is 1.2: give a part"));
     assert!(refused("product: 0.72", "product: .nan").contains("device.efficiency.product is NaN"));

@@ -132,6 +132,48 @@ fn gathers_overtake_reductions() {
     assert_eq!((found.step, found.compute), (13.0, 2.0), "{found:?}");
 }
 
+/// Gradients are added up where they were computed, before they are sent.
+#[test]
+fn a_reduction_computes_before_it_sends() {
+    let exchanges = vec![Exchange { axes: "dp_shard".into(), seconds: 3.0 }];
+    let tasks = vec![
+        Task { op: Op::Reduce { unit: 0, micro_batch: 1, sends: true, last: true }, compute: 2.0, exchanges },
+        Task { op: Op::Wait { unit: 0 }, compute: 0.0, exchanges: vec![] },
+    ];
+    let found = summary(&[RankProgram { stage: 0, rank: 0, ranks: 1, tasks }], None);
+    assert_eq!((found.step, found.compute), (5.0, 2.0), "{found:?}");
+}
+
+/// Two ranks compute a call each. The gradients of a call leave its owner when it has computed them, although the other
+/// rank has come to their scatter before, and no rank has its part before all are sent.
+#[test]
+fn gradients_are_scattered_when_they_are_computed() {
+    let mut outline = outline(1, 2, false, Prefetch::None);
+    outline.calls.iter_mut().enumerate().for_each(|(i, call)| call.owner = Some(i));
+    let pipeline = Pipeline::new(Schedule::OneFOneB, 1, 1, 1).unwrap();
+    let compute = of_ticks(Ticks { forward: 1, input: 1, weights: 1 });
+    let of = |seconds| {
+        let rank = |rank| {
+            let task = |op| Task {
+                compute: if let Op::Run { kind, .. } = op { compute(kind) } else { 0.0 },
+                exchanges: match op {
+                    Op::Scatter { from, .. } if from != rank => vec![Exchange { axes: "dp_shard".into(), seconds }],
+                    _ => vec![],
+                },
+                op,
+            };
+            let ops = lower(&outline, &pipeline, Place { stage: 0, rank });
+            RankProgram { stage: 0, rank, ranks: 1, tasks: ops.into_iter().map(task).collect() }
+        };
+        summary(&[rank(0), rank(1)], None)
+    };
+    // F0 and F1, B1 until 4, B0 until 6, and the scatter of its gradients.
+    let found = of(0.5);
+    assert_eq!((found.step, found.compute, found.bubble), (6.5, 3.0, 2.75), "{found:?}");
+    // B1's gradients are on their way until 7, and those of B0 follow them.
+    assert_eq!(of(3.0).step, 10.0);
+}
+
 /// The gradients of a pipeline go to the stage before without a wait for reductions: what they take shows once, at the
 /// end, and not once for each stage.
 #[test]

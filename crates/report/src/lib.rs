@@ -64,4 +64,4 @@ pub use error::ReportError;
 pub use page::STYLE;
 pub use planned::{PLANNED, Planned, Unit};
 pub use serve::serve;
-pub use write::{Summary, write};
+pub use write::{Summary, replace, write};

@@ -3,7 +3,7 @@
 use crate::ReportError;
 use crate::page::page;
 use crate::source::{Source, Sources};
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -37,8 +37,14 @@ pub fn write(runs: &[PathBuf], out: &Path) -> Result<Summary, ReportError> {
 }
 
 /// Writes a temporary file next to `out` and renames it, so nobody reads half a page. The temporary file is always new,
-/// so a link that someone put in its place is not followed.
-fn replace(out: &Path, bytes: &[u8]) -> io::Result<()> {
+/// so a link that someone put in its place is not followed. A device or a pipe at `out` is written to, and stays.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn replace(out: &Path, bytes: &[u8]) -> io::Result<()> {
+    if fs::metadata(out).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        return OpenOptions::new().write(true).open(out)?.write_all(bytes);
+    }
     let name = out.file_name().ok_or_else(|| io::Error::other("the path names no file"))?;
     let mut beside = name.to_owned();
     beside.push(format!(".{}.tmp", std::process::id()));

@@ -139,6 +139,7 @@ fn command() -> clap::Command {
         .name(program::name())
         .version(version)
         .mut_subcommand("completions", completions)
+        .mut_subcommand("plan", plan::without_options_of_runs)
         .after_help(presets::help())
 }
 

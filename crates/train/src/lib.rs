@@ -46,6 +46,7 @@ mod error;
 mod format;
 mod hints;
 mod host;
+mod output;
 mod overview;
 mod plan;
 mod program;

@@ -16,8 +16,13 @@ pub(crate) fn explain(mut error: Error, command: &Command, args: &[String]) -> E
         Some(ContextValue::String(text)) => Some(text.clone()),
         _ => None,
     };
-    let other_command = args.first().filter(|name| *name != "config").and_then(|name| command.find_subcommand(name));
-    if let Some(other) = other_command {
+    let mut built = command.clone();
+    built.build(); // subcommands get their whole names
+    let named = args.first().and_then(|name| built.find_subcommand(name));
+    // These take the training arguments, too.
+    let trains = |named: &&Command| ["config", "plan"].contains(&named.get_name());
+    let command = named.filter(trains).unwrap_or(command);
+    if let Some(other) = named.filter(|named| !trains(named)) {
         let given = text(ContextKind::InvalidArg).filter(|_| error.kind() == ErrorKind::UnknownArgument);
         if let Some(meant) = given.and_then(|given| meant_of(&given, other, args)) {
             error.remove(ContextKind::SuggestedArg);

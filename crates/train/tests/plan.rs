@@ -74,19 +74,50 @@ fn found_layouts_are_those_that_were_simulated() {
     fs::write(folder.path().join("found.yaml"), text.split_once("# train --config FILE\n").unwrap().1).unwrap();
     let (text, _) = succeed(folder.path(), &["plan", "--config=found.yaml", "--cluster=h100-sxm", "--json"]);
     let of_file: Value = serde_json::from_str(&text).unwrap();
-    let settings: Vec<String> = best["set"]
-        .as_object()
-        .unwrap()
-        .iter()
-        .map(|(key, value)| format!("--set={key}={}", value.to_string().trim_matches('"')))
-        .collect();
-    let again = figures(&[&args[..], &settings.iter().map(String::as_str).collect::<Vec<_>>()].concat());
+    let again = planned_with(&args, &best["set"]);
     let (step, planned) = (number(best, "/time/step"), number(&again, "/time/step"));
     assert!((step / planned - 1.0).abs() < 0.01, "{step} and {planned}: {best}");
     assert_eq!(best["memory"], again["memory"]);
     assert_eq!(of_file, again);
-    let kept = figures(&[&args[..], &["--find", "--set=parallel.tp=2"]].concat());
-    assert!(kept["best"].as_array().unwrap().iter().all(|layout| layout["set"]["parallel.tp"] == 2), "{kept}");
+    let kept = ["--set=parallel.tp=2", "--set=parallel.dp_replicate=2"];
+    let found = figures(&[&args[..], &["--find"], &kept].concat());
+    let best = found["best"].as_array().unwrap();
+    let is_kept = |set: &Value| set["parallel.tp"] == 2 && set["parallel.dp_replicate"] == 2;
+    assert!(best.iter().all(|layout| is_kept(&layout["set"])), "{found}");
+    let again = planned_with(&args, &best[0]["set"]);
+    assert_eq!(best[0]["memory"], again["memory"]);
+    assert!((number(&best[0], "/time/step") / number(&again, "/time/step") - 1.0).abs() < 0.01, "{again}");
+}
+
+/// The figures of a plan with settings that a search has found.
+fn planned_with(args: &[&str], set: &Value) -> Value {
+    let setting = |(key, value): (&String, &Value)| format!("--set={key}={}", value.to_string().trim_matches('"'));
+    let settings: Vec<String> = set.as_object().unwrap().iter().map(setting).collect();
+    figures(&[args, &settings.iter().map(String::as_str).collect::<Vec<_>>()].concat())
+}
+
+/// What is offloaded is in the memory of a node's CPUs, on whatever machine that is planned; both memories count.
+#[test]
+fn offloaded_shards_need_the_memory_of_the_cpus() {
+    let args = ["--model=llama3-8b", "--gpus=8", "--set=train.micro_batch_size=1"];
+    let offload = &["--set=parallel.cpu_offload=true"][..];
+    let (kept, offloaded) = (figures(&args), figures(&[&args[..], offload].concat()));
+    assert!(kept["memory"]["host"].is_null());
+    assert!(number(&offloaded, "/memory/most") < number(&kept, "/memory/most"));
+    // 16 bytes of each of 8 billion parameters, and 12 of a checkpoint.
+    assert!(number(&offloaded, "/memory/host") > 28.0 * 8e9, "{offloaded}");
+    assert_eq!(offloaded["memory"]["fits"], true);
+    let folder = tempdir().unwrap();
+    fs::write(folder.path().join("small.yaml"), "base: h100-sxm\nhost_memory: 64e9\n").unwrap();
+    let plan = |more: &str| run(folder.path(), &[&["plan", "--cluster=small.yaml", more], &args[..], offload].concat());
+    let text = String::from_utf8(plan("--set=train.seed=1").stdout).unwrap();
+    for part in ["memory of a node's CPUs: ", "of 64.0 GB", "This does not fit", "What would help"] {
+        assert!(text.contains(part), "no {part} in {text}");
+    }
+    let refused = String::from_utf8(plan("--find").stderr).unwrap();
+    assert!(refused.contains("of a node's CPU memory, and a node has 64.0 GB"), "{refused}");
+    let (printed, _) = succeed(folder.path(), &["plan", "--cluster=small.yaml", "--print-cluster"]);
+    assert!(printed.contains("host_memory: 64000000000") && printed.contains("name: h100-sxm"), "{printed}");
 }
 
 /// A run receives the bytes that are planned for it, and its timeline has the operations that are planned for each rank.
@@ -135,6 +166,21 @@ fn a_run_is_compared_with_its_plan() {
     let of_stage_0 = of_stage_0.map(|event| event["name"].as_str().unwrap().to_string()).collect();
     let (planned, measured) = (runs(of_stage_0), runs(names("run/profile/trace.json")));
     assert!(!planned.is_empty() && planned == measured, "{planned:?}, {measured:?}");
+    // Files of ranks that there are no more, and steps that not all ranks have timed.
+    let of_rank = |rank: usize| folder.path().join(format!("run/profile/rank-{rank}.json"));
+    fs::write(of_rank(7), r#"{"rank": 7, "stage": 1, "steps": []}"#).unwrap();
+    let mut one: Value = serde_json::from_str(&fs::read_to_string(of_rank(2)).unwrap()).unwrap();
+    one["steps"].as_array_mut().unwrap().pop();
+    fs::write(of_rank(2), one.to_string()).unwrap();
+    let (text, _) = succeed(folder.path(), &["profile", "run"]);
+    assert!(text.contains("step 3 of 4 ranks"), "{text}");
+    let refused = |args: &[&str], message: &str| {
+        let output = run(folder.path(), &[&["profile", "run"], args].concat());
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && stderr.contains(message), "{args:?}: {stderr}");
+    };
+    refused(&["--step=4"], "not all ranks have timed step 4: give one of 3\n");
+    refused(&["--trace=x", "--svg=./x"], "--trace and --svg would both write ./x");
     fs::create_dir(folder.path().join("empty")).unwrap();
     for (name, message) in [("absent", "there is no folder absent"), ("empty", "empty has no profile: run it with")] {
         let output = run(folder.path(), &["profile", name]);
@@ -173,11 +219,14 @@ fn what_cannot_be_planned_is_refused() {
         (&["--run=x", "--model=gpt2"], "leave the options of training out"),
         (&["--measure=x.yaml", "--model=gpt2"], "leave the other options of training out"),
         (&["--measure=absent/x.yaml"], "there is no folder absent"),
-        (&["--model=gpt2", "--out=x"], "plan starts no run: leave --out out"),
+        (&["--model=gpt2", "--out=x"], "plan starts no run, so --out has no effect"),
+        (&["--model=gpt2", "--cluster=cpu", "--set=parallel.cpu_offload=true"], "the ranks compute on the CPU"),
+        (&["--model=gpt2", "--cluster=."], ".: give the path of a file that ends with .yaml or .yml"),
         (&["--measure=x"], "give the file a name that ends with .yaml"),
         (&["--measure=mine.yaml"], "mine.yaml exists and is no cluster"),
         (&["--model=gpt2", "--sweep=parallel.pp"], "give a key and its values"),
         (&["--model=gpt2", "--sweep=parallel.pq=1,2"], "unknown key `parallel.pq` in --sweep"),
+        (&["--model=gpt2", "--gpus=4", "--sweep=parallel.pp=3,8"], "parallel.pp=8: parallel.pp is 8"),
         (&["--model=gpt2", "--sweep=parallel.pp=1,2", "--sweep=parallel.tp=1,2"], "--sweep parallel.pp and --sweep"),
         (&["--model=gpt2", "--sweep=train.seq_len=64,128", "--seq-len=64"], "train.seq_len and --seq-len set the same"),
         (&["--model=gpt2", "--sweep=optim.lr=1e-3,1e-4", "--lr=1e-3"], "--sweep optim.lr and --lr set the same key"),

@@ -250,7 +250,10 @@ impl FromStr for Wrap {
     type Err = FsdpError;
 
     fn from_str(text: &str) -> Result<Self, FsdpError> {
-        let size = || text.strip_prefix("size:")?.parse().ok().map(Self::Size);
+        // `size:1e9` is a whole number, too.
+        let whole = |number: f64| (number.fract() == 0.0 && (0.0..1e15).contains(&number)).then_some(number as usize);
+        let number = |text: &str| text.parse().ok().or_else(|| whole(text.parse().ok()?));
+        let size = || number(text.strip_prefix("size:")?).map(Self::Size);
         match text {
             "block" => Ok(Self::Block),
             _ => size().ok_or_else(|| {

@@ -303,6 +303,13 @@ impl<'a> StepMemory<'a> {
             let in_flight = InFlight { sum: class.shard, of: SumOf::Class(i), held };
             self.in_flight.entry(unit).or_default().push(in_flight);
         }
+        // Last reductions of what was added up are awaited at the end of the step, and may have ended long before: the new
+        // sum is then beside what is held now.
+        if last && self.config.reduces_once() && self.run.micro_batches > 1 {
+            let sums = self.in_flight.get(&unit).into_iter().flatten().map(|of| of.sum);
+            let _sum = self.hold(Category::Gradients, sums.max().unwrap_or(0));
+            self.note(0);
+        }
     }
 
     /// Ends the reduction of a unit.

@@ -23,7 +23,7 @@ use crate::groups::placement::axes_of;
 use crate::{FsdpConfig, FsdpError, Units};
 use comm::{Axis, MeshShape, all_reduce_bytes};
 use schedule::{Direction, Kind, Op, Peer};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 /// The communication of a model's call for one micro-batch on one rank.
@@ -79,8 +79,9 @@ pub struct Operation {
     pub transfers: Vec<Transfer>,
     /// The model's functions that a [`Run`](Op::Run) runs, of those that were given with [`SharesRun::calls`].
     pub functions: Range<usize>,
-    /// Elements of the gradients that a [`Flatten`](Op::Flatten) or an [`Add`](Op::Add) touches, and of the shards that
-    /// a [`Step`](Op::Step) changes.
+    /// Elements of the gradients that a [`Flatten`](Op::Flatten) or an [`Add`](Op::Add) touches, of those that a
+    /// [`Reduce`](Op::Reduce) adds to earlier micro-batches' on the rank, and of the shards that a [`Step`](Op::Step)
+    /// changes.
     pub elements: usize,
 }
 
@@ -159,9 +160,14 @@ impl<'a> StepTraffic<'a> {
 
     fn operations(&self) -> Result<Vec<Operation>, FsdpError> {
         let (shapes, ops) = (self.shapes, self.lowered()?);
-        let touched = |op| match op {
-            Op::Flatten { unit } | Op::Add { unit, .. } => {
-                shapes.units[unit].trained().map(|class| class.whole_fp32 / size_of::<f32>()).sum()
+        let whole = |class: &Class| class.whole_fp32 / size_of::<f32>();
+        let mut reduced = HashSet::new();
+        let mut touched = |op| match op {
+            Op::Flatten { unit } | Op::Add { unit, .. } => shapes.units[unit].trained().map(whole).sum(),
+            // What is sent with every micro-batch is added up with the reduction, shard by shard.
+            Op::Reduce { unit, .. } if !reduced.insert(unit) => {
+                let is_whole = |class: &&Class| class.shards == 1 || self.config.reduces_once();
+                shapes.units[unit].trained().filter(is_whole).map(whole).sum()
             }
             Op::Step { unit } => shapes.units[unit].trained().map(elements).sum(),
             _ => 0,

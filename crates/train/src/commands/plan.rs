@@ -1,25 +1,25 @@
 //! `train plan`: how long a step takes on a cluster, and whether it fits.
 
 mod compare;
+mod figures;
 mod found;
+mod measured;
 mod page;
 mod sweep;
 
 use super::train::TrainArgs;
 use crate::atomic_write::write_whole;
 use crate::config::Config;
-use crate::dry_run::Scratch;
 use crate::error::TrainError;
-use crate::format::{bytes, count, human};
-use crate::host::launch::Launch;
-use crate::host::signals::stop_at_once;
-use crate::plan::measure::measure;
-use crate::plan::search::search;
-use crate::plan::step_plan::StepPlan;
+use crate::format::bytes;
+use crate::output::{self, OutputError, check_different};
+use crate::plan::search::{Found, Needs, search};
+use crate::plan::step_plan::{StepPlan, help};
+use crate::run::resume::run_named;
 use crate::terminal::{say, to_stderr};
 use crate::training::set_vocabulary;
 use ::report::PLANNED;
-use clap::Args;
+use clap::{Args, Command};
 use data::{Tokenizer, TokenizerSpec};
 use plan::{Cluster, PlanError};
 use std::fs;
@@ -31,9 +31,11 @@ use sweep::Sweep;
 pub struct PlanArgs {
     #[command(flatten)]
     train: TrainArgs,
-    /// A cluster: a100-40, a100-80, h100-sxm, h200, h800, b200, cpu (two cores), or a YAML file
-    #[arg(long, value_name = "NAME|FILE", default_value = "h100-sxm")]
+    #[arg(long, value_name = "NAME|FILE", default_value = "h100-sxm", help = cluster_help())]
     cluster: String,
+    /// Print the cluster as a YAML file
+    #[arg(long, conflicts_with_all = ["find", "trace", "svg", "json", "sweep", "measure", "run", "html"])]
+    print_cluster: bool,
     /// Search for the fastest layouts of --gpus ranks: stages, schedule, tensor and expert parallelism, strategy,
     /// micro-batch, recomputation
     #[arg(long, conflicts_with_all = ["trace", "svg"])]
@@ -75,10 +77,10 @@ pub enum PlanCommandError {
     )]
     TooSmall { gpus: usize, cluster: String, room: usize },
     #[error(
-        "none of the {valid} valid layouts fits: the smallest needs {needs} per device, and a device has {has}: \
-         plan more ranks (--gpus), a cluster with more memory, or shorter sequences"
+        "none of the {valid} valid layouts fits: the smallest needs at least {needs}, and {has}: plan more ranks (--gpus), \
+         a cluster with more memory, or shorter sequences\n\nThe smallest: {layout}\n\n{help}"
     )]
-    Nothing { valid: usize, needs: String, has: String },
+    Nothing { valid: usize, needs: String, has: String, layout: String, help: String },
     #[error("no layout of {0} ranks is valid with what the command line sets: set fewer keys, or change --gpus")]
     NoLayout(usize),
     #[error("--run plans the run's own configuration: leave the options of training out")]
@@ -94,10 +96,10 @@ pub enum PlanCommandError {
     TwoSweeps { first: String, second: String },
     #[error("--sweep {key} and {flag} set the same key: leave one of them out")]
     SweptAndSet { key: String, flag: &'static str },
-    #[error("{first} and {second} would both write {}: give each a file of its own", path.display())]
-    SameFile { first: &'static str, second: &'static str, path: PathBuf },
-    #[error("{}: there is no folder {}: create it, or give another path", path.display(), folder.display())]
-    NoFolder { path: PathBuf, folder: PathBuf },
+    #[error("{0}")]
+    NoneSwept(String),
+    #[error(transparent)]
+    Output(#[from] OutputError),
     #[error(
         "the run computed on {run}, and cluster {cluster} has {has}: give --cluster the cluster that it ran on \
          (--measure writes one)"
@@ -107,14 +109,14 @@ pub enum PlanCommandError {
     NoSteps(PathBuf),
     #[error("{}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("plan starts no run: leave {0} out")]
+    #[error("{}: no line of it is JSON: it is no run's metrics", .0.display())]
+    NoMetrics(PathBuf),
+    #[error("plan starts no run, so {0} has no effect: remove it")]
     OfRuns(&'static str),
     #[error("give the file a name that ends with .yaml: --cluster {0} would be looked up among the built-in clusters")]
     Suffix(String),
     #[error("{} exists and is no cluster: give another file for what is measured", path.display())]
     NoCluster { path: PathBuf },
-    #[error("{}: {source}", path.display())]
-    Write { path: PathBuf, source: std::io::Error },
 }
 
 pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
@@ -122,21 +124,28 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         if args.train.without_device() != TrainArgs::default() {
             return Err(PlanCommandError::OfDevices);
         }
-        return measured(args.train.device(), path);
+        return measured::measured(args.train.device(), path);
     }
     if let Some(option) = args.train.of_runs() {
         return Err(PlanCommandError::OfRuns(option));
     }
     let cluster = Cluster::named(&args.cluster)?;
+    if args.print_cluster {
+        say(yaml_serde::to_string(&cluster).expect("a cluster is plain data").trim_end());
+        return Ok(());
+    }
     if let Some(run) = &args.run {
         if args.train != TrainArgs::default() {
             return Err(PlanCommandError::OfTheRun);
         }
-        let rows = compare::compare(run, &cluster)?;
+        let run = run_named(run)?;
+        let rows = compare::compare(&run, &cluster)?;
         let text = serde_json::to_string_pretty(&rows).expect("figures are plain data");
-        say(&if args.json { text.clone() } else { compare::table(&rows) });
-        if let Err(error) = write_file(&run.join(PLANNED), &text) {
-            to_stderr(&format!("warning: the run's report will not show this: {error}"));
+        let table = || compare::table(&rows) + &compare::note(&rows).map_or(String::new(), |note| format!("\n{note}"));
+        say(&if args.json { text.clone() } else { table() });
+        let path = run.join(PLANNED);
+        if let Err(error) = write_whole(&path, |path| fs::write(path, &text)) {
+            to_stderr(&format!("warning: the run's report will not show this: {}: {error}", path.display()));
         }
         return Ok(());
     }
@@ -148,7 +157,8 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         say(&sweep::sweep(of, &args.train, &cluster, args.json)?);
         return Ok(());
     }
-    args.check_files()?;
+    let files = [("--trace", args.trace.as_deref()), ("--svg", args.svg.as_deref()), ("--html", args.html.as_deref())];
+    check_different(&files)?;
     let config = configured(&args.train, &cluster)?;
     if args.find {
         let found = search(&config, &cluster, &|key| args.train.fixes(key))?;
@@ -156,8 +166,7 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
             return Err(PlanCommandError::NoLayout(config.parallel.gpus));
         }
         if found.best.is_empty() {
-            let (needs, has) = (bytes(found.smallest), bytes(cluster.device.memory as usize));
-            return Err(PlanCommandError::Nothing { valid: found.valid, needs, has });
+            return Err(nothing(&found, &cluster));
         }
         say(&match args.json {
             true => found::json(&found, &cluster),
@@ -181,20 +190,22 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
             write(path, &timeline.svg())?;
         }
         if let Some(path) = &args.html {
-            write(path, &page::page(&config, &cluster, timeline, &text(&config, &cluster, &plan)))?;
+            let text = figures::text(&config, &cluster, &plan.figures);
+            write(path, &page::page(&config, &cluster, timeline, &text))?;
         }
     }
     if args.json {
         say(&serde_json::to_string_pretty(&plan.figures).expect("figures are plain data"));
     } else {
-        say(&text(&config, &cluster, &plan));
+        say(&figures::text(&config, &cluster, &plan.figures));
     }
     Ok(())
 }
 
 /// Returns the configuration that arguments of training give, on a cluster.
 fn configured(train: &TrainArgs, cluster: &Cluster) -> Result<Config, PlanCommandError> {
-    let mut config = train.config()?;
+    // The cluster decides which layouts are valid, not this machine.
+    let mut config = train.with("train.device", cluster.kind()).config()?;
     if config.model.vocab_size() == 0 {
         // Without a corpus, this is all that is known of its tokens.
         let named = config.data.tokenizer.as_ref().map(TokenizerSpec::open).transpose().map_err(TrainError::from)?;
@@ -202,35 +213,24 @@ fn configured(train: &TrainArgs, cluster: &Cluster) -> Result<Config, PlanComman
         set_vocabulary(&mut config, Some(tokenizer.vocab_size()))?;
     }
     on_cluster(&mut config, cluster)?;
+    config.validate()?;
     Ok(config)
 }
 
-/// Measures this machine and writes it to a file, which may hold what was measured before.
-fn measured(device: &str, path: &Path) -> Result<(), PlanCommandError> {
-    if !path.extension().is_some_and(|suffix| suffix == "yaml" || suffix == "yml") {
-        return Err(PlanCommandError::Suffix(path.display().to_string()));
-    }
-    if path.exists() && !fs::read_to_string(path).is_ok_and(|text| Cluster::parse("", &text).is_ok()) {
-        return Err(PlanCommandError::NoCluster { path: path.into() });
-    }
-    in_folder(path)?;
-    // Before the measurement, which takes a while.
-    let beside = path.with_extension("yaml.tmp");
-    fs::write(&beside, "").map_err(|source| PlanCommandError::Write { path: path.into(), source })?;
-    let _ = fs::remove_file(&beside);
-    let launch = Launch::threads();
-    stop_at_once(Scratch::remover(&launch));
-    let cluster = measure(device, &Scratch::at(&launch)?)?;
-    let text = yaml_serde::to_string(&cluster).expect("a cluster is plain data");
-    Cluster::parse("what was measured", &text)?;
-    write_file(path, &text)?;
-    say(&format!("wrote {}: use it with --cluster {}", path.display(), path.display()));
-    Ok(())
-}
-
-fn write_file(path: &Path, text: &str) -> Result<(), PlanCommandError> {
-    let written = write_whole(path, |path| fs::write(path, text));
-    written.map_err(|source| PlanCommandError::Write { path: path.into(), source })
+/// Why a search has found nothing.
+fn nothing(found: &Found, cluster: &Cluster) -> PlanCommandError {
+    let (needs, config) = found.smallest.as_ref().expect("a valid layout was examined");
+    let (needs, has) = match needs {
+        Needs::OfDevice(needs) => {
+            (format!("{} per device", bytes(*needs)), format!("a device has {}", bytes(cluster.device.memory as usize)))
+        }
+        Needs::OfHost(needs) => {
+            let has = bytes(cluster.host_memory.unwrap_or(0.0) as usize);
+            (format!("{} of a node's CPU memory", bytes(*needs)), format!("a node has {has}"))
+        }
+    };
+    let (layout, help) = (found::describe(config), help(config, cluster));
+    PlanCommandError::Nothing { valid: found.valid, needs, has, layout, help }
 }
 
 /// Gives a run the devices of a cluster, if it has enough of them.
@@ -244,80 +244,20 @@ fn on_cluster(config: &mut Config, cluster: &Cluster) -> Result<(), PlanCommandE
     Ok(())
 }
 
-impl PlanArgs {
-    /// Refuses the same file for two formats.
-    fn check_files(&self) -> Result<(), PlanCommandError> {
-        let files = [("--trace", &self.trace), ("--svg", &self.svg), ("--html", &self.html)];
-        let files = files.iter().filter_map(|(flag, path)| Some((*flag, path.as_ref()?)));
-        let mut known: Vec<(&str, PathBuf)> = vec![];
-        for (second, path) in files {
-            let whole = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-            if let Some((first, _)) = known.iter().find(|(_, other)| *other == whole) {
-                return Err(PlanCommandError::SameFile { first, second, path: path.clone() });
-            }
-            known.push((second, whole));
-        }
-        Ok(())
-    }
-}
-
 fn write(path: &Path, text: &str) -> Result<(), PlanCommandError> {
-    in_folder(path)?;
-    write_file(path, text)?;
+    output::write(path, text)?;
     to_stderr(&format!("wrote {}", path.display()));
     Ok(())
 }
 
-/// Refuses a path in a folder that there is not.
-fn in_folder(path: &Path) -> Result<(), PlanCommandError> {
-    match path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
-        Some(folder) => Err(PlanCommandError::NoFolder { path: path.into(), folder: folder.into() }),
-        None => Ok(()),
-    }
+/// Hides the options of training that a plan refuses.
+pub fn without_options_of_runs(command: Command) -> Command {
+    let hidden = ["out", "resume", "partial", "force", "dry_run", "restarts", "quiet"];
+    hidden.into_iter().fold(command, |command, option| command.mut_arg(option, |option| option.hide(true)))
 }
 
-fn text(config: &Config, cluster: &Cluster, plan: &StepPlan) -> String {
-    let figures = &plan.figures;
-    let gpus = config.parallel.gpus;
-    let nodes = count(cluster.nodes_of(gpus), "node");
-    let place = match cluster.is_cpu() {
-        true => {
-            format!("{} on {nodes} of {}, {} cores each", count(gpus, "rank"), cluster.name, cluster.device.cpu_cores)
-        }
-        false => format!("{gpus} x {} ({nodes} of {})", cluster.name, cluster.devices_per_node),
-    };
-    let mut text = format!("{}: {} parameters, {place}\n", config.describe_model(), human(config.parameter_count()));
-    let line = |name: &str, seconds: f64| {
-        format!("  {name:<26}{:>10.2} ms{:>7.1}%\n", 1e3 * seconds, 100.0 * seconds / figures.time.step)
-    };
-    text += &format!(
-        "\nstep{:>34.2} ms   {} tokens, {} tokens/s, {} per rank, {:.1}% MFU\n",
-        1e3 * figures.time.step,
-        human(figures.tokens_per_step),
-        human(figures.tokens_per_second as usize),
-        human((figures.tokens_per_second / gpus as f64) as usize),
-        100.0 * figures.mfu,
-    );
-    text += &line("computation", figures.time.compute);
-    for (axes, seconds) in &figures.time.exposed {
-        text += &line(&format!("waiting for {axes}"), *seconds);
-    }
-    text += &line("waiting for stages", figures.time.bubble);
-    if config.parallel.cpu_offload && !cluster.is_cpu() {
-        text += "  parallel.cpu_offload: its transfers are not included, nor that the optimizer runs on the CPU\n";
-    }
-    text += &format!(
-        "\nmemory of {}: {} of {}\n",
-        if cluster.is_cpu() { "the ranks of a node" } else { "the fullest device" },
-        bytes(figures.memory.most),
-        bytes(cluster.device.memory as usize)
-    );
-    for (name, count) in &figures.memory.rows {
-        text += &format!("  {name:<26}{:>13}\n", bytes(*count));
-    }
-    if !figures.memory.fits {
-        let over = figures.memory.most - cluster.device.memory as usize;
-        text += &format!("  This does not fit: {} too much.\n", bytes(over));
-    }
-    text
+/// The help of --cluster.
+fn cluster_help() -> String {
+    let names: Vec<&str> = Cluster::names().collect();
+    format!("A cluster: {} (two cores), or a YAML file", names.join(", "))
 }

@@ -2,6 +2,8 @@
 
 use crate::atomic_write::write_whole;
 use crate::error::TrainError;
+use crate::format::count;
+use crate::output::{self, OutputError, check_different};
 use crate::run::folder::config_in;
 use crate::terminal::say;
 use crate::trainer::profile::RankProfile;
@@ -42,15 +44,25 @@ pub enum ProfileError {
     Unreadable { path: PathBuf, reason: String },
     #[error("not all ranks have timed step {step}: give one of {known}")]
     NoStep { step: usize, known: String },
+    #[error("the ranks of {} have timed no step together: profile the run again", .0.display())]
+    NoStepOfAll(PathBuf),
+    #[error(transparent)]
+    Output(#[from] OutputError),
     #[error("{}: {source}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
 }
 
 pub fn run(args: &ProfileArgs) -> Result<(), ProfileError> {
     let folder = RankProfile::folder(&args.run);
+    let files = [("--trace", &args.trace, "trace.json"), ("--svg", &args.svg, "timeline.svg")];
+    let at = files.map(|(_, given, default)| given.clone().unwrap_or_else(|| folder.join(default)));
+    check_different(&[("--trace", Some(&at[0])), ("--svg", Some(&at[1]))])?;
     let ranks = profiles(&folder, &args.run)?;
-    let steps: Vec<usize> = ranks[0].steps.iter().map(|step| step.step).collect();
-    let step = args.step.or(steps.last().copied()).unwrap_or(0);
+    let has = |rank: &RankProfile, step| rank.steps.iter().any(|profile| profile.step == step);
+    let steps = ranks[0].steps.iter().map(|step| step.step);
+    let steps: Vec<usize> = steps.filter(|step| ranks.iter().all(|rank| has(rank, *step))).collect();
+    let last = *steps.last().ok_or_else(|| ProfileError::NoStepOfAll(args.run.clone()))?;
+    let step = args.step.unwrap_or(last);
     let timeline = timeline(&ranks, step).ok_or_else(|| {
         let known: Vec<String> = steps.iter().map(usize::to_string).collect();
         ProfileError::NoStep { step, known: known.join(", ") }
@@ -59,7 +71,8 @@ pub fn run(args: &ProfileArgs) -> Result<(), ProfileError> {
     let line = |name: &str, seconds: f64| {
         format!("\n  {name:<26}{:>10.2} ms{:>7.1}%", 1e3 * seconds, 100.0 * seconds / summary.step)
     };
-    let mut text = format!("step {step} of {} ranks{:>15.2} ms", ranks.len(), 1e3 * summary.step);
+    let title = format!("step {step} of {}", count(ranks.len(), "rank"));
+    let mut text = format!("{title:<28}{:>10.2} ms", 1e3 * summary.step);
     text += &line("operations", summary.compute);
     for (name, seconds) in &summary.exposed {
         text += &line(&format!("waiting for {name}"), *seconds);
@@ -68,12 +81,15 @@ pub fn run(args: &ProfileArgs) -> Result<(), ProfileError> {
     let known = summary.compute + summary.bubble + summary.exposed.iter().map(|(_, seconds)| seconds).sum::<f64>();
     text += &line("between operations", (summary.step - known).max(0.0));
     say(&text);
-    for (path, default, contents) in
-        [(&args.trace, "trace.json", timeline.chrome_trace().to_string()), (&args.svg, "timeline.svg", timeline.svg())]
-    {
-        let path = path.clone().unwrap_or_else(|| folder.join(default));
-        let written = write_whole(&path, |path| fs::write(path, &contents));
-        written.map_err(|source| ProfileError::Write { path: path.clone(), source })?;
+    let contents = [timeline.chrome_trace().to_string(), timeline.svg()];
+    for ((path, contents), (_, given, _)) in at.into_iter().zip(contents).zip(files) {
+        match given {
+            Some(path) => output::write(path, &contents)?,
+            None => {
+                let written = write_whole(&path, |path| fs::write(path, &contents));
+                written.map_err(|source| ProfileError::Write { path: path.clone(), source })?;
+            }
+        }
         say(&format!("wrote {}", path.display()));
     }
     Ok(())
@@ -100,7 +116,9 @@ fn profiles(folder: &Path, run: &Path) -> Result<Vec<RankProfile>, ProfileError>
     if ranks.is_empty() {
         return Err(ProfileError::NoProfile(run.into()));
     }
+    // A run that goes on with fewer ranks leaves the files of the others.
     let of = config_in(run)?.parallel.gpus;
+    ranks.retain(|rank| rank.rank < of);
     match (0..of).find(|rank| ranks.get(*rank).is_none_or(|profile| profile.rank != *rank)) {
         Some(rank) => Err(ProfileError::MissingRank { run: run.into(), rank, of }),
         None => Ok(ranks),
@@ -130,6 +148,7 @@ fn timeline(ranks: &[RankProfile], step: usize) -> Option<Timeline> {
 fn activity(op: Op) -> Activity {
     match op {
         Op::Recv { .. } | Op::Tie { .. } => Activity::Bubble,
+        Op::Reduce { sends: false, .. } => Activity::Compute,
         Op::Gather { .. } | Op::Reduce { .. } | Op::Scatter { .. } | Op::Wait { .. } | Op::Send { .. } => {
             Activity::Exposed(0)
         }

@@ -1,5 +1,6 @@
 //! `train report`.
 
+use crate::output::end_of_links;
 use crate::terminal::say;
 use ::report::ReportError;
 use clap::Args;
@@ -31,7 +32,10 @@ pub fn run(args: &ReportArgs) -> Result<(), ReportError> {
 fn write(args: &ReportArgs) -> Result<(), ReportError> {
     let first = args.runs.iter().find(|run| run.is_dir()).unwrap_or(&args.runs[0]);
     let out = args.out.clone().unwrap_or_else(|| first.join("report.html"));
-    let summary = ::report::write(&args.runs, &out)?;
+    // A link that the user names is followed, and none in a run's folder.
+    let target = args.out.as_deref().map_or(Ok(out.clone()), end_of_links);
+    let target = target.map_err(|source| ReportError::Write { path: out.clone(), source })?;
+    let summary = ::report::write(&args.runs, &target)?;
     summary.notes.iter().for_each(|note| say(&format!("note: {note}")));
     say(&format!("wrote {} ({} KB)", out.display(), summary.bytes / 1000));
     Ok(())

@@ -45,6 +45,7 @@ pub use presets::{PRESETS, Preset, preset, presets};
 pub(crate) use presets::{add_family, has_added, preset_meant};
 pub use resilience::ResilienceConfig;
 pub(crate) use synonyms::{names_of, strategy_called, synonyms, value_called};
+pub(crate) use validate::MAX_RANKS;
 
 /// The configuration of a run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]

@@ -16,7 +16,9 @@ impl Config {
     /// Whether checkpoints are written before the last step: by number of steps, by time, or for the best validations,
     /// the first of which always counts.
     pub(crate) fn saves_on_the_way(&self) -> bool {
-        let before_the_end = |every: usize| every > 0 && every < self.train.steps;
+        // Until the data determines how many steps an epoch has, there may be any number.
+        let is_unknown = self.train.epochs.is_some() && self.train.steps == 0;
+        let before_the_end = |every: usize| every > 0 && (every < self.train.steps || is_unknown);
         let CheckpointConfig { every, every_minutes, keep, keep_every, keep_best, .. } = self.checkpoint;
         let val_every = if keep_best { self.train.val_every } else { 0 };
         keep > 0 && (every_minutes.is_some() || [every, keep_every, val_every].into_iter().any(before_the_end))

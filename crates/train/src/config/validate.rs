@@ -15,7 +15,7 @@ use fsdp::{FloatType, Schedule};
 use schedule::Pipeline;
 
 /// More ranks than the largest clusters have.
-const MAX_RANKS: usize = 1 << 17;
+pub(crate) const MAX_RANKS: usize = 1 << 17;
 
 /// A sample is meant to be read.
 const MAX_SAMPLE: usize = 1_000_000;

@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::plan::memory_check;
-use crate::plan::step_time::{OPTIMIZER_BYTES, collective_of};
+use crate::plan::step_time::{OPTIMIZER_BYTES, added_bytes, collective_of};
 use crate::plan::workload::workload;
 use comm::Axis;
 use fsdp::{ActivationCheckpointing, CallTraffic, Received, Strategy, Wrap};
@@ -102,11 +102,15 @@ impl Estimate {
     pub fn new(config: &Config, cluster: &Cluster, of: MicroBatch) -> Self {
         let (parallel, device) = (&config.parallel, &cluster.device);
         let (pp, m) = (parallel.pp as f64, config.micro_batches() as f64);
-        let recomputes = parallel.activation_checkpointing != ActivationCheckpointing::None;
+        let recomputed = match parallel.activation_checkpointing {
+            ActivationCheckpointing::None => 0.0,
+            ActivationCheckpointing::Full => 1.0,
+            ActivationCheckpointing::Every(blocks) => 1.0 / blocks as f64,
+        };
         let [forward, backward] = of.exchanged;
-        let again = if recomputes { of.recompute + forward } else { 0.0 };
+        let again = recomputed * (of.recompute + forward);
         let micro_batch = (of.forward + forward + again + of.input + of.weights + backward) / pp;
-        let virtual_stages = parallel.virtual_stages.unwrap_or(parallel.schedule.default_virtual_stages());
+        let virtual_stages = parallel.virtual_stages();
         let pipeline = Pipeline::new(parallel.schedule, parallel.pp, virtual_stages, config.micro_batches());
         let pipeline = pipeline.expect("the configuration is validated");
         // In nanoseconds, of a chunk.
@@ -135,17 +139,25 @@ impl Estimate {
             false => gathered + reduced - computed / m,
         };
         let shard = of.model / parallel.gpus as f64;
-        let stepped = OPTIMIZER_BYTES * shard / (device.memory_bandwidth * device.efficiency.memory);
+        let reduces_once = config.fsdp().reduces_once();
+        let added = if reduces_once { (m - 1.0) * of_stage } else { 0.0 };
+        let element_bytes = OPTIMIZER_BYTES * shard + added_bytes(element as usize) * added;
+        let stepped = element_bytes / (device.memory_bandwidth * device.efficiency.memory);
         // Parameters, gradient and moments in fp32; what is gathered; the micro-batches in flight.
         let in_flight = pipeline.live(0) as f64 / virtual_stages as f64;
         // A backward in two parts keeps the graph, recomputed or not, until the second one.
-        let activations = match recomputes && !parallel.schedule.splits_backward() {
-            true => of.inputs / pp * in_flight + of.largest,
+        let activations = match recomputed > 0.0 && !parallel.schedule.splits_backward() {
+            true => (recomputed * of.inputs + (1.0 - recomputed) * of.graphs) / pp * in_flight + of.largest,
             false => of.graphs / pp * in_flight,
         };
         let two_units = if again_and_again { (2.0 / config.model.blocks() as f64).min(1.0) } else { 1.0 };
-        let bytes = 4.0 * FP32 * shard + two_units * of_stage * (element + FP32) + activations;
-        Self { seconds: computed + shown.max(0.0) + stepped, bytes, at_least: at_least(config, cluster, &of) }
+        let rests = if parallel.cpu_offload { 0.0 } else { 4.0 * FP32 * shard };
+        let bytes = rests + two_units * of_stage * (element + FP32) + activations;
+        Self {
+            seconds: computed + shown.max(0.0) + stepped,
+            bytes,
+            at_least: at_least(config, cluster, &of, reduces_once),
+        }
     }
 }
 
@@ -153,7 +165,7 @@ impl Estimate {
 /// fullest stage at least the mean of all. Before a rank's first backward, it has forwarded a micro-batch through all its
 /// chunks, and in a pipeline or under `zero1` it has all their parameters. Before its last one, it has all gradients in
 /// fp32 if they are reduced once.
-fn at_least(config: &Config, cluster: &Cluster, of: &MicroBatch) -> f64 {
+fn at_least(config: &Config, cluster: &Cluster, of: &MicroBatch, reduces_once: bool) -> f64 {
     let parallel = &config.parallel;
     let element = parallel.precision.param().dtype().size() as f64;
     // Ranks on a CPU share what they gather; a copy in fp32 may have the shard in it.
@@ -166,7 +178,7 @@ fn at_least(config: &Config, cluster: &Cluster, of: &MicroBatch) -> f64 {
         _ => 0.0, // a call keeps one input for several blocks
     };
     let whole_backwards = parallel.virtual_stages() == 1 && !parallel.schedule.splits_backward();
-    let adds_up = config.fsdp().reduces_once() && whole_backwards && config.micro_batches() > 1;
+    let adds_up = reduces_once && whole_backwards && config.micro_batches() > 1;
     let gradients = if adds_up && !parallel.cpu_offload { FP32 * of.parameters.iter().sum::<f64>() } else { 0.0 };
     // The states of offloaded parameters are elsewhere.
     let shard = if parallel.cpu_offload { 0.0 } else { FP32 * of.model / parallel.gpus as f64 };

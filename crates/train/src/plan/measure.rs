@@ -130,6 +130,7 @@ pub(crate) fn measure(name: &str, scratch: &Scratch) -> Result<Cluster, TrainErr
         source: format!("measured on {} with `train plan --measure`: {}, {cores} cores", &now()[..10], machine.cpu),
         nodes: Some(1),
         devices_per_node: if is_cpu { 64 } else { here },
+        host_memory: available::of_host().filter(|_| !is_cpu).map(|memory| rounded(memory.bytes as f64)),
         device: plan::Device {
             memory: rounded(memory),
             memory_bandwidth: rounded(operations.bandwidth),
@@ -162,15 +163,15 @@ pub(crate) fn measure(name: &str, scratch: &Scratch) -> Result<Cluster, TrainErr
     let ranks = if is_cpu { cores.clamp(1, 4) } else { 1 };
     let mut runs = Runs { name, kind: &kind, scratch, ranks, spreads: &mut spreads };
     let elementwise_traffic = |cluster: &mut Cluster, value| cluster.device.efficiency.elementwise_traffic = value;
-    runs.fit("gpt2", sizes.gpt2, &mut cluster, elementwise_traffic, [0.1, 1e3])?;
+    let unfit = runs.fit("gpt2", sizes.gpt2, &mut cluster, elementwise_traffic, [0.1, 1e3])?;
     let grouped = |cluster: &mut Cluster, value| cluster.device.efficiency.grouped_product = value;
-    runs.fit("deepseek", sizes.deepseek, &mut cluster, grouped, [1.0, 0.02])?;
+    let unfit = [unfit, runs.fit("deepseek", sizes.deepseek, &mut cluster, grouped, [1.0, 0.02])?];
     let found = &cluster.device.efficiency;
     say(&format!(
         "steps           {:.1} bytes of elementwise operations for each that is kept, experts at {:.2} of other products",
         found.elementwise_traffic, found.grouped_product
     ));
-    if let Some(warning) = spreads.warning() {
+    for warning in unfit.into_iter().flatten().chain(spreads.warning()) {
         to_stderr(&format!("warning: {warning}"));
     }
     Ok(cluster)
@@ -179,6 +180,26 @@ pub(crate) fn measure(name: &str, scratch: &Scratch) -> Result<Cluster, TrainErr
 /// Keeps three digits, of which the last may change from one measurement to the next.
 fn rounded(value: f64) -> f64 {
     format!("{value:.2e}").parse().expect("a float is written as one")
+}
+
+/// Finds the value between a fast and a slow one, above 0, that is neither too fast nor too slow. If the fast one is too
+/// slow or the slow one too fast, returns that one, and says how what is measured compares.
+fn bisected<E>(
+    [fast, slow]: [f64; 2],
+    mut is_too_fast: impl FnMut(f64) -> Result<bool, E>,
+) -> Result<(f64, Option<&'static str>), E> {
+    if !is_too_fast(fast)? {
+        return Ok((fast, Some("faster")));
+    }
+    if is_too_fast(slow)? {
+        return Ok((slow, Some("slower")));
+    }
+    let (mut fast, mut slow) = (fast.ln(), slow.ln());
+    for _ in 0..40 {
+        let middle = (fast + slow) / 2.0;
+        if is_too_fast(middle.exp())? { fast = middle } else { slow = middle }
+    }
+    Ok((((fast + slow) / 2.0).exp(), None))
 }
 
 /// Short runs.
@@ -192,15 +213,15 @@ struct Runs<'a> {
 }
 
 impl Runs<'_> {
-    /// Sets a rate of the cluster so that steps take as long as they do.
+    /// Sets a rate of the cluster so that steps take as long as they do. Returns a warning if no rate does that.
     fn fit(
         &mut self,
         preset: &'static str,
         settings: &[&str],
         cluster: &mut Cluster,
         set: impl Fn(&mut Cluster, f64),
-        [fast, slow]: [f64; 2],
-    ) -> Result<(), TrainError> {
+        bounds: [f64; 2],
+    ) -> Result<Option<String>, TrainError> {
         let config = self.config(preset, settings)?;
         let measured = self.step(preset, &config)?;
         let planned = |cluster: &Cluster| {
@@ -209,14 +230,18 @@ impl Runs<'_> {
                 |_| TrainError::Config("the measured rates are no rates: end other programs and measure again".into());
             Ok::<_, TrainError>(timeline.map_err(noise)?.end())
         };
-        let (mut fast, mut slow) = (fast.ln(), slow.ln());
-        for _ in 0..40 {
-            let middle = (fast + slow) / 2.0;
-            set(cluster, middle.exp());
-            if planned(cluster)? < measured { fast = middle } else { slow = middle }
-        }
-        set(cluster, rounded(((fast + slow) / 2.0).exp()));
-        Ok(())
+        let is_too_fast = |value: f64| {
+            set(cluster, value);
+            Ok::<_, TrainError>(planned(cluster)? < measured)
+        };
+        let (found, unexplained) = bisected(bounds, is_too_fast)?;
+        set(cluster, rounded(found));
+        Ok(unexplained.map(|how| {
+            format!(
+                "a step of {preset} is {how} than other measured rates explain, so the last one is a guess: end other \
+                 programs and measure again"
+            )
+        }))
     }
 
     fn config(&self, preset: &str, settings: &[&str]) -> Result<Config, TrainError> {
@@ -261,5 +286,22 @@ impl Runs<'_> {
         let text = fs::read_to_string(&metrics).map_err(|source| TrainError::RunFolder { path: metrics, source })?;
         let seconds = |line: &str| serde_json::from_str::<Value>(line).ok()?["step_seconds"].as_f64();
         Ok(spreads::median(text.lines().filter_map(seconds).skip(1).collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fit_that_ends_at_a_bound_is_told() {
+        let fitted = |wanted: f64| {
+            let found = bisected([0.1, 1e3], |value| Ok::<_, ()>(value < wanted)).unwrap();
+            (rounded(found.0), found.1)
+        };
+        assert_eq!(fitted(5.26), (5.26, None));
+        assert_eq!((fitted(0.01), fitted(1e4)), ((0.1, Some("faster")), (1e3, Some("slower"))));
+        let falling = bisected([1.0, 0.02], |value| Ok::<_, ()>(value > 0.5)).unwrap();
+        assert_eq!((rounded(falling.0), falling.1), (0.5, None));
     }
 }

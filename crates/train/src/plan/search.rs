@@ -8,7 +8,7 @@
 //! The estimate adds up the time of one micro-batch over all calls, the bubble in closed form, and what of the sharded
 //! parameters' communication is longer than the computation. Simulations have the last word.
 
-use crate::config::Config;
+use crate::config::{Config, ParallelConfig};
 use crate::plan::estimate::{Estimate, MicroBatch};
 use crate::plan::memory_check;
 use crate::plan::step_plan::{DeviceMemory, device_memory};
@@ -46,9 +46,29 @@ pub(crate) struct Found {
     pub valid: usize,
     /// Layouts whose memory was forecast.
     pub examined: usize,
-    /// Bytes that the smallest layout needs per device, if none fits: a bound from below of all, or the forecast of the
-    /// one that is estimated to be the smallest.
-    pub smallest: usize,
+    /// Whether these include those that are estimated to be the smallest.
+    pub smallest_too: bool,
+    /// Layouts that are estimated to be faster than all that fit, and may fit without checkpoints on the way.
+    pub without_checkpoints: usize,
+    /// The smallest layout that was examined, and what it needs at least, if none fits.
+    pub smallest: Option<(Needs, Config)>,
+}
+
+/// Bytes of the memory that is too small for a layout. What fits into the devices is smaller than what does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Needs {
+    /// Of a node's CPU memory.
+    OfHost(usize),
+    /// Per device.
+    OfDevice(usize),
+}
+
+/// Why a layout does not fit.
+#[derive(Debug, Clone, Copy)]
+struct TooLarge {
+    needs: Needs,
+    /// Whether it may fit without checkpoints on the way.
+    fits_without_checkpoints: bool,
 }
 
 /// Finds the fastest layouts of a run with its number of ranks, sequences per step and context parallelism. Keys that are
@@ -67,54 +87,84 @@ pub(crate) fn search(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) ->
     let estimate = |config: Config| (Estimate::new(&config, cluster, micro_batches[&key(&config)]), config);
     let mut estimates: Vec<(Estimate, Config)> = candidates.into_par_iter().map(estimate).collect();
     // Forecasts take much longer than estimates.
-    let least = estimates.iter().map(|(of, _)| of.at_least).fold(f64::INFINITY, f64::min);
+    let least = estimates.iter().min_by(|(a, _), (b, _)| a.at_least.total_cmp(&b.at_least));
+    let least = least.map(|(of, config)| (Needs::OfDevice(of.at_least as usize), config.clone()));
     estimates.retain(|(of, _)| of.at_least <= cluster.device.memory);
     // What is far from fitting comes last.
     let ranks = if cluster.is_cpu() { config.parallel.gpus.min(cluster.devices_per_node) } else { 1 };
     let is_large = |of: &Estimate| ranks as f64 * of.bytes > LARGE * cluster.device.memory;
-    estimates.sort_by(|(a, _), (b, _)| is_large(a).cmp(&is_large(b)).then(a.seconds.total_cmp(&b.seconds)));
-    let mut smallest = 0;
-    let (mut fitting, mut examined) = first_fitting(estimates.iter().map(|(_, config)| config), cluster);
-    if fitting.is_empty() {
-        estimates.sort_by(|(a, _), (b, _)| a.bytes.total_cmp(&b.bytes));
-        smallest = estimates.first().map_or(least as usize, |(_, config)| device_memory(config, cluster).most);
-        let (small, more) = first_fitting(estimates.iter().map(|(_, config)| config), cluster);
-        (fitting, examined) = (small, (examined + more).min(valid));
+    let mut order: Vec<&(Estimate, Config)> = estimates.iter().collect();
+    order.sort_by(|(a, _), (b, _)| is_large(a).cmp(&is_large(b)).then(a.seconds.total_cmp(&b.seconds)));
+    let mut all = first_fitting(&order, cluster);
+    let smallest_too = all.iter().all(|(_, memory)| memory.is_err());
+    let without_checkpoints = match smallest_too {
+        true => 0,
+        false => {
+            let faster = all.iter().map_while(|(_, memory)| memory.as_ref().err());
+            faster.filter(|of| of.fits_without_checkpoints).count()
+        }
+    };
+    if smallest_too {
+        order.sort_by(|(a, _), (b, _)| a.bytes.total_cmp(&b.bytes));
+        all.extend(first_fitting(&order, cluster));
     }
+    let examined = all.len().min(valid);
+    let needs = all.iter().filter_map(|(config, memory)| Some((memory.as_ref().err()?.needs, *config)));
+    let smallest = needs.min_by_key(|(needs, _)| *needs).map(|(needs, config)| (needs, config.clone())).or(least);
+    let fits = |(config, memory): (&Config, Result<DeviceMemory, TooLarge>)| Some((config.clone(), memory.ok()?));
+    let fitting: Vec<(Config, DeviceMemory)> = all.into_iter().filter_map(fits).take(SIMULATED).collect();
     let layouts = in_parallel(&fitting, |(config, memory)| {
         summary(config, cluster).map(|time| Layout { config: config.clone(), time, memory: memory.clone() })
     });
     let mut best = layouts.into_iter().collect::<Result<Vec<Layout>, PlanError>>()?;
     best.sort_by(|a, b| a.time.step.total_cmp(&b.time.step));
+    // With one rank that shards, strategies are the same.
+    best.dedup_by(|b, a| a.time == b.time && a.memory == b.memory && is_same(&a.config, &b.config));
     best.truncate(SHOWN);
-    Ok(Found { best, valid, examined, smallest })
+    Ok(Found { best, valid, examined, smallest_too, without_checkpoints, smallest })
 }
 
-/// Returns the first layouts whose memory fits, with that, and the number of layouts that were examined.
+/// Whether layouts differ by their strategy only.
+fn is_same(a: &Config, b: &Config) -> bool {
+    let strategy = a.parallel.strategy;
+    a.parallel == ParallelConfig { strategy, ..b.parallel.clone() } && a.micro_batch_size() == b.micro_batch_size()
+}
+
+/// Examines layouts until enough fit, and returns their memory.
 fn first_fitting<'a>(
-    mut layouts: impl Iterator<Item = &'a Config>,
+    layouts: &[&'a (Estimate, Config)],
     cluster: &Cluster,
-) -> (Vec<(Config, DeviceMemory)>, usize) {
-    let (mut fitting, mut examined) = (vec![], 0);
-    while fitting.len() < SIMULATED && examined < FORECAST {
-        let some: Vec<&Config> = layouts.by_ref().take(SIMULATED).collect();
-        if some.is_empty() {
+) -> Vec<(&'a Config, Result<DeviceMemory, TooLarge>)> {
+    let mut examined: Vec<(&Config, Result<DeviceMemory, TooLarge>)> = vec![];
+    for some in layouts.chunks(SIMULATED).take(FORECAST / SIMULATED) {
+        if examined.iter().filter(|(_, memory)| memory.is_ok()).count() >= SIMULATED {
             break;
         }
-        let memories = in_parallel(&some, |config| fitting_memory(config, cluster));
-        examined += some.len();
-        let both = some.into_iter().cloned().zip(memories);
-        fitting.extend(both.filter_map(|(config, memory)| Some((config, memory?))));
+        let memories = in_parallel(some, |(_, config)| fitting_memory(config, cluster));
+        examined.extend(some.iter().map(|(_, config)| config).zip(memories));
     }
-    fitting.truncate(SIMULATED);
-    (fitting, examined)
+    examined
 }
 
 /// Returns the memory of a layout if it fits. That of a pipeline's first stage is looked at first.
-fn fitting_memory(config: &Config, cluster: &Cluster) -> Option<DeviceMemory> {
-    let alone = config.parallel.pp == 1 || cluster.is_cpu();
-    let first_fits = alone || memory_check::of_rank(config, 0).total() <= cluster.device.memory;
-    first_fits.then(|| device_memory(config, cluster)).filter(|memory| memory.fits)
+fn fitting_memory(config: &Config, cluster: &Cluster) -> Result<DeviceMemory, TooLarge> {
+    let has = cluster.device.memory;
+    let [first, without] = match config.parallel.pp == 1 || cluster.is_cpu() {
+        true => [0.0; 2],
+        false => memory_check::of_device_alone(config, 0),
+    };
+    if first > has {
+        return Err(TooLarge { needs: Needs::OfDevice(first as usize), fits_without_checkpoints: without <= has });
+    }
+    let memory = device_memory(config, cluster);
+    match (memory.fits, memory.host.filter(|_| memory.most as f64 <= has)) {
+        (true, _) => Ok(memory),
+        (_, Some(host)) => Err(TooLarge { needs: Needs::OfHost(host), fits_without_checkpoints: false }),
+        _ => Err(TooLarge {
+            needs: Needs::OfDevice(memory.most),
+            fits_without_checkpoints: memory.without_checkpoints as f64 <= has,
+        }),
+    }
 }
 
 /// Maps items on all cores, in their order.
@@ -122,12 +172,16 @@ fn in_parallel<T: Sync, U: Send>(items: &[T], map: impl Fn(&T) -> U + Send + Syn
     items.par_iter().map(map).collect()
 }
 
-/// The time of a step: with many micro-batches, from two steps with fewer, since each further one takes as long as the
-/// one before.
+/// The time of a step: with many micro-batches, from two steps with fewer, since each further round of the pipeline takes
+/// as long as the one before. What does not fill a round makes the first rounds of an interleaved pipeline larger, so
+/// the same rest is kept, with as many rounds.
 pub(crate) fn summary(config: &Config, cluster: &Cluster) -> Result<Summary, PlanError> {
     let of = |config: &Config| Ok(step_time(config, cluster, Assumptions::default())?.summary());
-    let (all, round) = (config.micro_batches(), config.parallel.pp * config.parallel.virtual_stages.unwrap_or(1));
-    let [few, more] = [2 * round, 3 * round];
+    let (all, pp, virtual_stages) = (config.micro_batches(), config.parallel.pp, config.parallel.virtual_stages());
+    let rest = if config.parallel.schedule == Schedule::Interleaved1F1B { all % pp } else { 0 };
+    // Chunks of unequal cost take a few rounds until each further one takes as long as the one before.
+    let rounds = rest.max(4 * virtual_stages);
+    let [few, more] = [rounds, rounds + virtual_stages].map(|rounds| rounds * pp + rest);
     if all <= more {
         return of(config);
     }
@@ -156,20 +210,25 @@ fn candidates(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) 
         Some(size) => or_given("train.micro_batch_size", size, powers(16)),
         None => powers(16),
     };
-    let schedules = match fixed("parallel.schedule") {
+    let mut schedules = match fixed("parallel.schedule") {
         true => vec![(given.schedule, given.virtual_stages)],
         false => vec![(Schedule::OneFOneB, None), (Schedule::Interleaved1F1B, Some(2)), (Schedule::ZeroBubble, None)],
     };
+    if fixed("parallel.virtual_stages") {
+        schedules.iter_mut().for_each(|(_, virtual_stages)| *virtual_stages = given.virtual_stages);
+    }
     let strategies = match fixed("parallel.strategy") {
         true => vec![given.strategy],
         false => vec![Strategy::FullShard, Strategy::Zero1],
     };
     let recomputations = match fixed("parallel.activation_checkpointing") {
         true => vec![given.activation_checkpointing],
-        false => vec![ActivationCheckpointing::None, ActivationCheckpointing::Full],
+        false => vec![ActivationCheckpointing::Full, ActivationCheckpointing::None, ActivationCheckpointing::Every(2)],
     };
+    // Pipelines have many more layouts, and are searched without the third value.
+    let of_pipelines = &recomputations[..recomputations.len().min(2)];
     let mut found = vec![];
-    for pp in or_given("parallel.pp", given.pp, divisors(gpus, blocks + 1)) {
+    for pp in or_given("parallel.pp", given.pp, divisors(gpus, blocks + 2)) {
         let of_stage = gpus / pp;
         let schedules = if pp == 1 { &[(Schedule::OneFOneB, None)] } else { &schedules[..] };
         let tp = or_given("parallel.tp", given.tp, powers(cluster.devices_per_node.min(of_stage)));
@@ -177,6 +236,7 @@ fn candidates(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) 
         let axes = tp.iter().flat_map(|tp| ep.iter().map(move |ep| (tp, ep)));
         let kinds = axes.flat_map(|axes| schedules.iter().map(move |schedule| (axes, schedule)));
         let sizes = kinds.flat_map(|kinds| micro_batches.iter().map(move |size| (kinds, size)));
+        let recomputations = if pp == 1 { &recomputations[..] } else { of_pipelines };
         let memory =
             || strategies.iter().flat_map(|strategy| recomputations.iter().map(move |again| (strategy, again)));
         let all = sizes.flat_map(|sizes| memory().map(move |memory| (sizes, memory)));
@@ -184,7 +244,8 @@ fn candidates(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) 
             let mut config = config.clone();
             let parallel = &mut config.parallel;
             (parallel.pp, parallel.tp, parallel.ep) = (pp, *tp, *ep);
-            (parallel.schedule, parallel.virtual_stages, parallel.stages) = (*schedule, *virtual_stages, None);
+            (parallel.schedule, parallel.virtual_stages) = (*schedule, *virtual_stages);
+            parallel.stages = parallel.stages.take().filter(|_| fixed("parallel.stages"));
             (parallel.strategy, parallel.activation_checkpointing) = (*strategy, *recomputation);
             parallel.dp_shard = parallel.dp_shard.filter(|_| fixed("parallel.dp_shard"));
             parallel.dp_replicate = parallel.dp_replicate.filter(|_| fixed("parallel.dp_replicate"));
@@ -203,15 +264,60 @@ mod tests {
     use super::*;
     use crate::config::Source;
 
+    fn config(preset: &str, cluster: &Cluster, settings: &[&str]) -> Config {
+        let settings: Vec<String> = settings.iter().map(ToString::to_string).collect();
+        let mut config = Config::load(Source::Preset(preset), &settings).unwrap();
+        config.train.device = cluster.kind().into();
+        config.parallel.precision.choose(cluster.kind());
+        config.validate().unwrap();
+        config
+    }
+
+    /// Chunks that are given stay; without blocks, the first and the last one are layouts, too.
+    #[test]
+    fn given_stages_are_kept_and_all_numbers_of_them_are_tried() {
+        let cluster = Cluster::named("h100-sxm").unwrap();
+        let given = ["parallel.gpus=8", "parallel.pp=2", "parallel.schedule=interleaved_1f1b"];
+        let chunks = ["parallel.virtual_stages=3", "parallel.stages=[1, 2, 2, 2, 2, 3]"];
+        let config_of = |chunks: &[&str]| config("gpt2-124m", &cluster, &[&given[..], chunks].concat());
+        let of = |config: &Config, fixed: &[&str]| candidates(config, &cluster, &|key| fixed.contains(&key));
+        let pipelines =
+            |found: &[Config]| found.iter().filter(|config| config.parallel.pp > 1).cloned().collect::<Vec<_>>();
+        let found = pipelines(&of(&config_of(&chunks[..1]), &["parallel.virtual_stages"]));
+        assert!(found.iter().all(|config| config.parallel.virtual_stages() == 3), "{found:?}");
+        assert!(found.iter().any(|config| config.parallel.pp == 4));
+        let found = pipelines(&of(&config_of(&chunks), &["parallel.virtual_stages", "parallel.stages"]));
+        assert!(!found.is_empty() && found.iter().all(|config| config.parallel.pp == 2), "{found:?}");
+        assert!(found.iter().all(|config| config.parallel.stages == config_of(&chunks).parallel.stages));
+        let found = of(&config_of(&chunks), &[]);
+        assert!(found.iter().all(|config| config.parallel.stages.is_none()));
+        let few_blocks = config("gpt2-124m", &cluster, &["parallel.gpus=8", "model.n_layer=6"]);
+        assert!(of(&few_blocks, &[]).iter().any(|config| config.parallel.pp == 8));
+    }
+
+    /// Two short steps tell the time of a long one, whatever of its micro-batches fills no round.
+    #[test]
+    fn long_steps_follow_from_short_ones() {
+        let cluster = Cluster::named("h100-sxm").unwrap();
+        for (schedule, batch) in [("1f1b", 83), ("interleaved_1f1b", 80), ("interleaved_1f1b", 83), ("zb_v", 82)] {
+            let (schedule, batch) =
+                (format!("parallel.schedule={schedule}"), format!("train.global_batch_size={batch}"));
+            let settings = ["parallel.gpus=4", "parallel.pp=4", "train.micro_batch_size=1", &schedule, &batch];
+            let config = config("gpt2-124m", &cluster, &settings);
+            let whole = step_time(&config, &cluster, Assumptions::default()).unwrap().summary();
+            let found = summary(&config, &cluster).unwrap();
+            let error = found.step / whole.step - 1.0;
+            assert!(error.abs() < 0.01, "{settings:?}: {error}");
+        }
+    }
+
     /// Layouts that are left out unseen do not fit.
     #[test]
     fn no_forecast_is_below_the_bound() {
         for (preset, gpus, cluster) in [("gpt2-124m", 8, "h100-sxm"), ("llama3-8b", 32, "h100-sxm")] {
-            let settings = [format!("parallel.gpus={gpus}"), "train.global_batch_size=512".into()];
-            let mut config = Config::load(Source::Preset(preset), &settings).unwrap();
             let cluster = Cluster::named(cluster).unwrap();
-            config.train.device = cluster.kind().into();
-            config.parallel.precision.choose(cluster.kind());
+            let gpus = format!("parallel.gpus={gpus}");
+            let config = config(preset, &cluster, &[&gpus, "train.global_batch_size=512"]);
             let layouts = candidates(&config, &cluster, &|_| false);
             assert!(layouts.len() > 20, "{preset}");
             let mut parts = vec![];

@@ -1,7 +1,7 @@
 //! What a step takes on a cluster: its timeline, and its figures.
 
 use crate::config::Config;
-use crate::plan::memory_check::{Machine, Row, of_run};
+use crate::plan::memory_check::{self, Machine, Need, Pool, Row, of_run, what_helps};
 use crate::plan::search::summary;
 use crate::plan::step_time::{Assumptions, step_time};
 use plan::{Cluster, PlanError, Summary, Timeline};
@@ -48,11 +48,19 @@ impl Rates {
     }
 }
 
-/// Bytes on the device that needs the most, as a run checks them before it starts; on a CPU those of a node's ranks.
-#[derive(Debug, Clone, Serialize)]
+/// Bytes on the device that needs the most, as a run checks them before it starts; on a CPU those of a node's ranks. Of
+/// several lengths of rows, that which needs the most counts.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct DeviceMemory {
     pub most: usize,
+    /// With `parallel.cpu_offload`: bytes of a node's CPU memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<usize>,
+    /// Whether they fit into the device and, where that is known, into the node's CPU memory.
     pub fits: bool,
+    /// What `most` would be without checkpoints on the way.
+    #[serde(skip)]
+    pub without_checkpoints: usize,
     pub rows: Vec<(String, usize)>,
 }
 
@@ -77,16 +85,46 @@ impl StepPlan {
 
 /// Returns the memory of the device that needs the most.
 pub(crate) fn device_memory(config: &Config, cluster: &Cluster) -> DeviceMemory {
-    let ranks = config.parallel.gpus.min(cluster.devices_per_node);
-    let devices = if cluster.is_cpu() { 1 } else { ranks };
-    // Threads are those of one machine's ranks.
-    let threads = cluster.is_cpu() && config.parallel.gpus == ranks;
-    let needs = of_run(config, Machine { ranks, devices, threads });
-    let rows = needs.first().expect("a device is needed").of_all;
+    let of_lengths: Vec<Vec<Need>> =
+        config.by_length().iter().map(|config| of_run(config, machine(config, cluster))).collect();
+    let most = |pool| {
+        let needs = of_lengths.iter().flatten().filter(|need| need.pool == pool);
+        needs.max_by(|a, b| a.of_all.total().total_cmp(&b.of_all.total()))
+    };
+    let (device, host) = match most(Pool::Device) {
+        Some(device) => (device, most(Pool::Host)),
+        None => (most(Pool::Host).expect("a run needs memory"), None),
+    };
+    let rows = device.of_all;
     let of_rows = Row::ALL.into_iter().map(|row| (row.name(), rows[row] as usize));
     DeviceMemory {
         most: rows.total() as usize,
-        fits: rows.total() <= cluster.device.memory,
+        without_checkpoints: memory_check::without_checkpoints(config, rows) as usize,
+        host: host.map(|need| need.of_all.total() as usize),
+        fits: [Some(device), host].into_iter().flatten().all(|need| share(need, cluster) <= 1.0),
         rows: of_rows.filter(|(_, bytes)| *bytes > 0).collect(),
     }
+}
+
+/// What would help a run that does not fit.
+pub(crate) fn help(config: &Config, cluster: &Cluster) -> String {
+    let machine = machine(config, cluster);
+    what_helps(config, machine, machine.devices, &|need| share(need, cluster))
+}
+
+/// A node of a cluster.
+fn machine(config: &Config, cluster: &Cluster) -> Machine {
+    let ranks = config.parallel.gpus.min(cluster.devices_per_node);
+    let devices = if cluster.is_cpu() { 1 } else { ranks };
+    // Threads are those of one machine's ranks.
+    Machine { ranks, devices, threads: cluster.is_cpu() && config.parallel.gpus == ranks }
+}
+
+/// The part of a memory that a need takes; 0 if nobody knows how large it is.
+fn share(need: &Need, cluster: &Cluster) -> f64 {
+    let has = match need.pool {
+        Pool::Host if !cluster.is_cpu() => cluster.host_memory.unwrap_or(f64::INFINITY),
+        _ => cluster.device.memory,
+    };
+    need.of_all.total() / has
 }

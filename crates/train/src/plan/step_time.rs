@@ -23,6 +23,12 @@ use std::collections::HashMap;
 /// all in fp32.
 pub(crate) const OPTIMIZER_BYTES: f64 = 28.0;
 
+/// Bytes that move to add an element of a gradient of `element` bytes to the fp32 sum over earlier micro-batches: it is
+/// read, and the sum is read and written.
+pub(crate) fn added_bytes(element: usize) -> f64 {
+    (element + 2 * size_of::<f32>()) as f64
+}
+
 /// What is assumed of a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Assumptions {
@@ -178,6 +184,7 @@ impl RankTime<'_> {
             Op::Run { kind, .. } => self.passes(operation, kind, Work::seconds),
             Op::Flatten { .. } => moved(2.0 * self.element as f64),
             Op::Add { .. } => moved(3.0 * self.element as f64),
+            Op::Reduce { .. } if operation.elements > 0 => moved(added_bytes(self.element)),
             Op::Step { .. } => moved(OPTIMIZER_BYTES),
             _ => 0.0,
         }
@@ -220,7 +227,12 @@ impl RankTime<'_> {
         };
         let (axes, group) = groups.entry(transfer.axes.clone()).or_insert_with(group);
         let collective = collective_of(transfer.collective);
-        let part = if collective == Collective::AllToAll { *sent } else { 1.0 };
+        let part = match transfer.collective {
+            "all_to_all" => *sent,
+            // One rank sends all others their parts.
+            "scatter" => group.ranks() as f64 - 1.0,
+            _ => 1.0,
+        };
         let seconds = cluster.communicate(collective, part * transfer.bytes as f64, group);
         Exchange { axes: axes.clone(), seconds }
     }

@@ -363,6 +363,14 @@ fn is_run(folder: &Path) -> bool {
     RunFolder::at(folder).metrics().exists() || Folder::of_run(folder).latest().is_ok_and(|newest| newest.is_some())
 }
 
+/// The folder of a run that is named as in `--resume`: itself, one of its checkpoints, `RUN@12`, or `latest`.
+pub(crate) fn run_named(which: &Path) -> Result<PathBuf, TrainError> {
+    if which == Path::new(LATEST) && !which.exists() {
+        return newest_run(None, false).ok_or(TrainError::NoRun { of: String::new() });
+    }
+    Ok(split_at(which).map(|(run, _)| run).or(run_of(which)).unwrap_or(which).into())
+}
+
 /// The most recently trained run, of this preset if one is given.
 fn newest_run(preset: Option<&str>, surely: bool) -> Option<PathBuf> {
     let of_preset = |run: &PathBuf| {

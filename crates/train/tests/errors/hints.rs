@@ -37,6 +37,9 @@ const FLAGS: &[Mistake] = &[
     ("its axis", &[], "--parallelism.tensor_parallel_degree 2", &["did you mean `--set parallel.tp=2`?"]),
     ("its file", &[], "--job.config_file a.toml", &["did you mean `--config a.toml`?"]),
     ("a strategy as a flag", &[], "--model gpt2 --fsdp", &["did you mean `--strategy full_shard`?"]),
+    ("a key in a plan", &[], "plan --model gpt2 --tp 2", &["did you mean `--set parallel.tp=2`?"]),
+    ("Megatron's key in a plan", &[], "plan --tensor-model-parallel-size 2", &["did you mean `--set parallel.tp=2`?"]),
+    ("nodes in a plan", &[], "plan --model gpt2 --nodes 4", &["ranks are threads (`--gpus N`)"]),
     (
         "a key of a file",
         &[("a.yaml", b"base: preset:gpt2\ncheckpoint: {save_every: 5}")],

@@ -37,6 +37,9 @@ pub fn compare(run: &Path, cluster: &Cluster) -> Result<Vec<Planned>, PlanComman
         ErrorKind::NotFound => PlanCommandError::NoSteps(run.into()),
         _ => PlanCommandError::Read { path, source },
     })?;
+    if !text.trim().is_empty() && text.lines().all(|line| json(line).is_none()) {
+        return Err(PlanCommandError::NoMetrics(RunFolder::at(run).metrics()));
+    }
     let measured = Measured::read(&text);
     let on_cpu = text.lines().find_map(|line| Some(json(line)?["device"].as_str()? == "cpu")).unwrap_or(true);
     if on_cpu != cluster.is_cpu() {
@@ -81,6 +84,7 @@ pub fn table(rows: &[Planned]) -> String {
             Unit::Bytes => bytes(value as usize),
         };
         let difference = match (100.0 * (planned / measured - 1.0)).round() {
+            _ if matches!(unit, Unit::Part) => format!("{:+.0} points", 100.0 * (planned - measured)),
             _ if *measured <= 0.0 => "-".into(),
             0.0 => "0%".into(),
             percent => format!("{percent:+.0}%"),
@@ -88,6 +92,14 @@ pub fn table(rows: &[Planned]) -> String {
         text += &format!("\n{name:<34}{:>12}{:>12}{difference:>12}", show(*planned), show(*measured));
     }
     text
+}
+
+/// What the figures do not tell.
+pub fn note(rows: &[Planned]) -> Option<&'static str> {
+    let sends_less = |row: &Planned| row.name.starts_with("all_to_all") && row.measured < 0.98 * row.planned;
+    rows.iter().any(sends_less).then_some(
+        "all_to_all: planned as if no expert drops a token; with moe.capacity_factor, dropped ones are not sent",
+    )
 }
 
 /// Loads are nearly even in the first steps.
@@ -118,13 +130,16 @@ impl Measured {
             let entries = value.as_object().into_iter().flatten();
             entries.filter_map(|(name, of)| Some((name.clone(), of[key].as_f64()?))).collect()
         };
-        let (mut usages, mut start) = (vec![], 0.0);
+        let (mut usages, mut start, mut starts) = (vec![], 0.0, None);
         for line in text.lines().filter_map(json) {
             if line["started"].is_string() {
-                // Another process: what it has received is counted from here.
-                (found, usages, start) = (Self::default(), vec![], line["step"].as_f64().unwrap_or(0.0));
+                starts = Some(line["step"].as_f64().unwrap_or(0.0));
             }
             if let Some(seconds) = line["step_seconds"].as_f64() {
+                // The first step of another process: what that has received is counted from its start.
+                if let Some(step) = starts.take() {
+                    (found, usages, start) = (Self::default(), vec![], step);
+                }
                 found.steps.push(seconds);
             }
             if line["memory"].is_object() {
@@ -165,5 +180,21 @@ impl Measured {
             [only, ..] => of(only) / only.0,
             [] => 0.0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that has begun and made no step leaves the figures of the one before.
+    #[test]
+    fn a_new_process_counts_from_its_first_step() {
+        let step = |seconds: f64| format!("{{\"step\": 1, \"step_seconds\": {seconds}}}\n");
+        let started = "{\"started\": \"2026-11-27\", \"step\": 2}\n";
+        let first = [started, &step(9.0), &step(1.0), &step(1.0)].concat();
+        assert_eq!(Measured::read(&first).steps, [1.0, 1.0]);
+        assert_eq!(Measured::read(&[&first, started].concat()).steps, [1.0, 1.0]);
+        assert_eq!(Measured::read(&[&first, started, &step(8.0), &step(2.0)].concat()).steps, [2.0]);
     }
 }

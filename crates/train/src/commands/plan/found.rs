@@ -1,7 +1,8 @@
 //! What `train plan --find` prints.
 
+use super::figures::ACCURACY;
 use crate::config::Config;
-use crate::format::{bytes, human};
+use crate::format::{bytes, count, human};
 use crate::plan::search::{Found, Layout};
 use crate::plan::step_plan::Rates;
 use fsdp::ActivationCheckpointing;
@@ -11,12 +12,13 @@ use std::collections::BTreeMap;
 
 /// A table of the layouts, what the fastest one waits for, and its configuration.
 pub fn text(found: &Found, config: &Config, cluster: &Cluster) -> String {
-    let Found { best, valid, examined, .. } = found;
+    let Found { best, valid, examined, smallest_too, without_checkpoints, .. } = found;
     let mut text = format!(
-        "{} on {} of {}: {valid} valid layouts; memory forecast for the {examined} that are estimated to be the fastest\n\n{:>12}{:>14}{:>8}{:>12}   layout\n",
+        "{} on {} of {}: {valid} valid layouts; memory forecast for the {examined} that are estimated to be the fastest{}\n\n{:>12}{:>14}{:>8}{:>12}   layout\n",
         config.describe_model(),
         config.parallel.gpus,
         cluster.name,
+        if *smallest_too { " or the smallest" } else { "" },
         "step, ms",
         "tokens/s",
         "MFU",
@@ -30,7 +32,7 @@ pub fn text(found: &Found, config: &Config, cluster: &Cluster) -> String {
             human(tokens_per_second as usize),
             100.0 * mfu,
             bytes(layout.memory.most),
-            describe(layout)
+            describe(&layout.config)
         );
     }
     let fastest = &best[0];
@@ -38,7 +40,17 @@ pub fn text(found: &Found, config: &Config, cluster: &Cluster) -> String {
     let mut parts = vec![format!("{} computation", part(fastest.time.compute))];
     parts.extend(fastest.time.exposed.iter().map(|(axes, seconds)| format!("{} waiting for {axes}", part(*seconds))));
     parts.push(format!("{} waiting for stages", part(fastest.time.bubble)));
-    text + &format!("\nthe fastest: {}", parts.join(", "))
+    text += &format!("\nthe fastest: {}", parts.join(", "));
+    if !cluster.is_cpu() {
+        text += &format!("\n{ACCURACY}");
+    }
+    if *without_checkpoints > 0 {
+        text += &format!(
+            "\nwithout checkpoints on the way (checkpoint.every=0, checkpoint.keep_best=false) {} that may be faster may fit",
+            count(*without_checkpoints, "more layout")
+        );
+    }
+    text
 }
 
 /// The layouts as JSON.
@@ -71,16 +83,16 @@ pub fn settings(layout: &Layout) -> BTreeMap<&'static str, Value> {
         settings.insert("parallel.schedule", json!(parallel.schedule));
         settings.insert("parallel.virtual_stages", json!(parallel.virtual_stages));
     }
-    // What the search has cleared.
-    for key in ["parallel.dp_shard", "parallel.dp_replicate", "parallel.stages"] {
-        settings.insert(key, Value::Null);
-    }
+    // The search clears these unless the command line has given them.
+    settings.insert("parallel.dp_shard", json!(parallel.dp_shard));
+    settings.insert("parallel.dp_replicate", json!(parallel.dp_replicate));
+    settings.insert("parallel.stages", json!(parallel.stages));
     settings
 }
 
 /// One line: the axes that are more than one, the strategy, the micro-batch, recomputation.
-fn describe(layout: &Layout) -> String {
-    let parallel = &layout.config.parallel;
+pub fn describe(config: &Config) -> String {
+    let parallel = &config.parallel;
     let axes = [("tp", parallel.tp), ("ep", parallel.ep), ("cp", parallel.cp)];
     let mut parts: Vec<String> =
         axes.iter().filter(|(_, size)| *size > 1).map(|(name, size)| format!("{name} {size}")).collect();
@@ -88,9 +100,11 @@ fn describe(layout: &Layout) -> String {
         parts.insert(0, format!("pp {} ({})", parallel.pp, parallel.schedule.name()));
     }
     parts.push(parallel.strategy.name().into());
-    parts.push(format!("micro-batches of {}", layout.config.micro_batch_size()));
-    if parallel.activation_checkpointing != ActivationCheckpointing::None {
-        parts.push("recomputation".into());
+    parts.push(format!("micro-batches of {}", config.micro_batch_size()));
+    match parallel.activation_checkpointing {
+        ActivationCheckpointing::None => {}
+        ActivationCheckpointing::Full => parts.push("recomputation".into()),
+        some => parts.push(format!("recomputation {some}")),
     }
     parts.join(", ")
 }

@@ -21,12 +21,30 @@ impl FromStr for Sweep {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (key, values) = text.split_once('=').unwrap_or((text, ""));
-        let values: Vec<String> = values.split(',').map(|value| value.trim().to_string()).collect();
+        let values: Vec<String> = split(values).into_iter().map(|value| value.trim().to_string()).collect();
         if key.split('.').any(str::is_empty) || values.iter().any(String::is_empty) {
             return Err("give a key and its values, as in parallel.gpus=8,16,32".into());
         }
         Ok(Self { key: key.into(), values })
     }
+}
+
+/// Splits a text at its commas, but not within brackets.
+fn split(text: &str) -> Vec<&str> {
+    let (mut parts, mut start, mut depth) = (vec![], 0, 0_usize);
+    for (i, c) in text.char_indices() {
+        match c {
+            '[' | '{' => depth += 1,
+            ']' | '}' => depth = depth.saturating_sub(1),
+            ',' if depth == 0 => {
+                parts.push(&text[start..i]);
+                start = i + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[start..]);
+    parts
 }
 
 /// Names `--sweep` in an error of the swept key, which nothing else sets: it is set as `--set` would.
@@ -48,10 +66,10 @@ fn of_sweep(mut error: PlanCommandError, swept: &str) -> PlanCommandError {
     error
 }
 
-/// Plans every value. The row of a value that cannot be planned has the reason; if none can, that is the error.
+/// Plans every value. The row of a value that cannot be planned has the reason.
 ///
 /// # Errors
-/// If the arguments of training set the key, too.
+/// If the arguments of training set the key, too, or if no value can be planned.
 pub fn sweep(of: &Sweep, train: &TrainArgs, cluster: &Cluster, as_json: bool) -> Result<String, PlanCommandError> {
     if let Some(flag) = train.flag_of(&of.key) {
         return Err(PlanCommandError::SweptAndSet { key: of.key.clone(), flag });
@@ -61,11 +79,13 @@ pub fn sweep(of: &Sweep, train: &TrainArgs, cluster: &Cluster, as_json: bool) ->
         let figures = StepPlan::new(&config, cluster)?.figures;
         Ok(figures)
     };
-    let mut plans: Vec<(&String, Result<Figures, PlanCommandError>)> =
+    let plans: Vec<(&String, Result<Figures, PlanCommandError>)> =
         of.values.iter().map(|value| (value, plan(value))).collect();
-    if plans.iter().all(|(_, plan)| plan.is_err()) {
-        let (_, first) = plans.swap_remove(0);
-        return Err(first.expect_err("none is planned"));
+    let reason = |(value, plan): &(&String, Result<_, PlanCommandError>)| {
+        plan.as_ref().err().map(|error| format!("{}={value}: {error}", of.key))
+    };
+    if let Some(reasons) = plans.iter().map(reason).collect::<Option<Vec<_>>>() {
+        return Err(PlanCommandError::NoneSwept(reasons.join("\n")));
     }
     if as_json {
         let value = |(value, plan): &(&String, Result<Figures, PlanCommandError>)| match plan {
@@ -102,4 +122,18 @@ pub fn sweep(of: &Sweep, train: &TrainArgs, cluster: &Cluster, as_json: bool) ->
         text += &format!("\n{value:<width$}{row}");
     }
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_values() {
+        let values = |text: &str| Sweep::from_str(text).map(|sweep| sweep.values);
+        assert_eq!(values("parallel.gpus=8, 16").unwrap(), ["8", "16"]);
+        assert_eq!(values("parallel.stages=[2,2],[1, 3]").unwrap(), ["[2,2]", "[1, 3]"]);
+        assert_eq!(values("parallel={pp: 2, stages: [1,1]}").unwrap(), ["{pp: 2, stages: [1,1]}"]);
+        assert!(values("parallel.pp=1,,2").is_err() && values("parallel.pp").is_err());
+    }
 }

@@ -62,7 +62,8 @@ impl Config {
             let set: fn(&mut ParallelConfig, usize) = |parallel, size| parallel.dp_replicate = Some(size);
             ("dp_replicate", replicas, set)
         }));
-        let optional: [(bool, Optional); 3] = [
+        let optional: [(bool, Optional); 4] = [
+            (self.parallel.virtual_stages.is_some(), ("virtual_stages", |parallel| parallel.virtual_stages = None)),
             (self.parallel.stages.is_some(), ("stages", |parallel| parallel.stages = None)),
             (self.parallel.dp_shard.is_some(), ("dp_shard", |parallel| parallel.dp_shard = None)),
             (is_ddp && dp_replicate.is_some(), ("dp_replicate", |parallel| parallel.dp_replicate = None)),

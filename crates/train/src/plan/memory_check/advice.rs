@@ -2,14 +2,13 @@
 
 use super::figures;
 use super::need::{self, Machine, Need, micro_batches};
-use crate::config::{CheckpointConfig, Config, ParallelConfig, ParamType};
+use crate::config::{CheckpointConfig, Config, MAX_RANKS, ParallelConfig, ParamType};
 use crate::format::count;
 use crate::host::device;
 use fsdp::{ActivationCheckpointing, FloatType, Strategy, Wrap};
 
-/// Sizes of available devices in GB, and the largest number of devices considered.
+/// Sizes of available devices in GB.
 const SIZES: [f64; 3] = [80.0, 141.0, 192.0];
-const MOST_DEVICES: usize = 1 << 20;
 
 /// A change counts as helpful if it reduces the need to at most this fraction.
 const HELPS: f64 = 0.98;
@@ -241,6 +240,8 @@ fn devices_that_do(config: &Config) -> String {
     config.parallel.cpu_offload = false;
     config.parallel.reshard_after_forward = true;
     config.parallel.activation_checkpointing = ActivationCheckpointing::Full;
+    // Each rank needs a sequence.
+    let most_devices = MAX_RANKS.min(config.train.global_batch_size);
     for param in [config.parallel.precision.param(), FloatType::Bf16] {
         config.parallel.precision.param = param.into();
         for size in SIZES {
@@ -250,8 +251,8 @@ fn devices_that_do(config: &Config) -> String {
                 let alone = Machine { ranks: 1, devices: 1, threads: false };
                 most(&need::of_run(&config, alone)) <= size * 1e9
             };
-            if fits(MOST_DEVICES) {
-                let (mut too_few, mut enough) = (0, MOST_DEVICES);
+            if fits(most_devices) {
+                let (mut too_few, mut enough) = (0, most_devices);
                 while enough - too_few > 1 {
                     let middle = (too_few + enough) / 2;
                     if fits(middle) { enough = middle } else { too_few = middle }
@@ -266,6 +267,6 @@ fn devices_that_do(config: &Config) -> String {
     }
     let size = SIZES[SIZES.len() - 1];
     format!(
-        "  with full_shard alone no number of devices of {size} GB does: what one rank computes at once is too much"
+        "  with full_shard alone no number of devices of {size} GB does, up to the {most_devices} that share a step's sequences"
     )
 }

@@ -26,8 +26,9 @@ use advice::Patient;
 use available::Available;
 pub(crate) use available::Watched;
 pub(crate) use estimate::Estimate;
-pub(crate) use need::{Machine, at_least, forecast, of_rank, of_run, over_step};
-use need::{Need, Pool};
+pub(crate) use need::{
+    Machine, Need, Pool, at_least, forecast, of_device_alone, of_run, over_step, without_checkpoints,
+};
 pub(crate) use rows::Row;
 
 /// Fraction of the available memory above which the user is warned.
@@ -104,15 +105,21 @@ fn judge(
         share if share <= 1.0 => Ok(Some(format!("memory is scarce: the run needs about {needed}, and {has}"))),
         _ if force => Ok(Some(format!("--force: the run needs about {needed}, and {has}: it may be killed"))),
         _ => {
-            let share = |needs: &[Need]| needs.iter().map(share).fold(0.0, f64::max);
-            let advice = Patient { config, machine, devices, share: &share }.advice().join("\n");
+            let help = what_helps(config, machine, devices, &share);
             Err(format!(
-                "the run needs about {needed} of memory, and {has}\n\n{}\n\nWhat would help, and what the run would need then:\n{advice}\n\n\
-                 --force tries all the same.",
+                "the run needs about {needed} of memory, and {has}\n\n{}\n\n{help}\n\n--force tries all the same.",
                 table(worst)
             ))
         }
     }
+}
+
+/// What would help a run that does not fit on a machine with so many devices; `share` is the part of the available memory
+/// that a need takes.
+pub(crate) fn what_helps(config: &Config, machine: Machine, devices: usize, share: &dyn Fn(&Need) -> f64) -> String {
+    let share = |needs: &[Need]| needs.iter().map(share).fold(0.0, f64::max);
+    let advice = Patient { config, machine, devices, share: &share }.advice().join("\n");
+    format!("What would help, and what the run would need then:\n{advice}")
 }
 
 /// What takes the most of a memory in a run whose ranks are threads, as a table.

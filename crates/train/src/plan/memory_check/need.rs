@@ -69,12 +69,29 @@ pub fn of_run(config: &Config, machine: Machine) -> Vec<Need> {
         let pool = if on_cpu(config) { Pool::Host } else { Pool::Device };
         return vec![need(pool, ranks.len(), of_rank, of_all)];
     }
-    let without_rest = |rows: MemoryRows| rows.with(rows.rest(), |all, rest| (all - rest).max(0.0));
     let of_host = of_all.rest().with(MemoryRows::default(), |bytes, _| bytes * machine.devices as f64);
     vec![
         need(Pool::Device, ranks.len(), without_rest(of_rank), without_rest(of_all)),
         need(Pool::Host, machine.ranks, of_rank.rest(), of_host),
     ]
+}
+
+/// The rows without what rests on the CPU.
+fn without_rest(rows: MemoryRows) -> MemoryRows {
+    rows.with(rows.rest(), |all, rest| (all - rest).max(0.0))
+}
+
+/// What a rank needs of a device that it has alone, and that without checkpoints on the way.
+pub fn of_device_alone(config: &Config, rank: usize) -> [f64; 2] {
+    let rows = of_rank(config, rank);
+    let mut rows = if config.parallel.cpu_offload { without_rest(rows) } else { rows };
+    rows[Row::Allocator] = reserve(config) * rows.total();
+    [rows.total(), without_checkpoints(config, rows)]
+}
+
+/// The sum of the rows without checkpoints on the way.
+pub fn without_checkpoints(config: &Config, rows: MemoryRows) -> f64 {
+    rows.total() - (1.0 + reserve(config)) * rows[Row::Checkpoint]
 }
 
 fn reserve(config: &Config) -> f64 {
@@ -127,8 +144,7 @@ fn of_a_device(config: &Config, machine: Machine) -> Vec<MemoryRows> {
     let ranks = machine.ranks.div_ceil(machine.devices);
     let is_block = config.parallel.strategy == Strategy::Block;
     if !is_block && config.parallel.pp == 1 {
-        let others = if ranks > 1 { of_rank(config, 1) } else { MemoryRows::default() };
-        return std::iter::once(of_rank(config, 0)).chain(vec![others; ranks - 1]).collect();
+        return vec![of_rank(config, different_ranks(config)[0]); ranks];
     }
     // Each stands for as many ranks.
     let different = rows_of(config, &different_ranks(config));
