@@ -24,6 +24,8 @@ mod objects;
 #[cfg(not(feature = "cloud"))]
 #[path = "without.rs"]
 mod objects;
+#[cfg(feature = "cloud")]
+mod transfer;
 mod uploader;
 mod url;
 

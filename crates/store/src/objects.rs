@@ -1,9 +1,10 @@
 //! The objects of a place, by the crate `object_store`.
 
 use crate::fetch::{PART, Part};
+use crate::transfer::{SLOW, transfer};
 use crate::url::{Place, Scheme, parse};
 use crate::{Object, StoreError};
-use futures_util::stream::{self, FuturesUnordered, StreamExt, TryStreamExt};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
@@ -21,15 +22,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
 /// S3 takes at most 10,000 parts.
 const MAX_PARTS: u64 = 9_000;
-/// Most parts of a file under way at once.
-const PARTS_AT_ONCE: usize = 8;
-/// Once a part takes this long, fewer are under way at once.
-const SLOW: Duration = Duration::from_secs(15);
 /// Small requests under way at once.
 const REQUESTS_AT_ONCE: usize = 16;
 /// Time for one request, with a part of a file.
@@ -204,20 +201,18 @@ impl Objects {
             let bytes = answer.bytes().await.map_err(failed)?;
             match is_another || size != object.bytes || bytes.len() as u64 != len {
                 true => Err(StoreError::Changed { url: url() }),
-                false => Ok((number, at, bytes)),
+                false => Ok((number, at, Vec::from(bytes))),
             }
         });
-        self.run(async {
-            let mut parts = stream::iter(get).buffer_unordered(PARTS_AT_ONCE);
-            while let Some((number, at, bytes)) = parts.try_next().await? {
-                let path = to.join(&objects[number].name);
-                let file = OpenOptions::new().write(true).open(&path);
-                file.and_then(|file| file.write_all_at(&bytes, at)).map_err(StoreError::write(&path))?;
-                left.remove(&(number, at));
-                got.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            }
+        let done = |(number, at, bytes): (usize, u64, Vec<u8>)| {
+            let path = to.join(&objects[number].name);
+            let file = OpenOptions::new().write(true).open(&path);
+            file.and_then(|file| file.write_all_at(&bytes, at)).map_err(StoreError::write(&path))?;
+            left.remove(&(number, at));
+            got.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             Ok(())
-        })
+        };
+        self.run(transfer(get, SLOW, done))
     }
 
     /// Names of the folders directly in `under`.
@@ -287,28 +282,6 @@ fn part_of(len: u64) -> u64 {
 fn ranges(len: u64) -> impl Iterator<Item = Range<u64>> {
     let part = part_of(len);
     (0..len.div_ceil(part)).map(move |number| number * part..len.min((number + 1) * part))
-}
-
-/// Transfers parts of a file, and hands each to `done`. The first goes alone. More go at once only while none is `slow`:
-/// parts share the speed of a link, and over a slow one, none of many would be there in time.
-async fn transfer<T>(
-    mut parts: impl Iterator<Item = impl Future<Output = Result<T, StoreError>>>,
-    slow: Duration,
-    mut done: impl FnMut(T) -> Result<(), StoreError>,
-) -> Result<(), StoreError> {
-    let (mut under_way, mut at_once) = (FuturesUnordered::new(), 1);
-    loop {
-        while under_way.len() < at_once
-            && let Some(part) = parts.next()
-        {
-            let began = Instant::now();
-            under_way.push(async move { Ok((part.await?, began.elapsed() >= slow)) });
-        }
-        let Some(part) = under_way.next().await else { return Ok(()) };
-        let (part, is_slow) = part?;
-        at_once = if is_slow { (at_once / 2).max(1) } else { (at_once + 1).min(PARTS_AT_ONCE) };
-        done(part)?;
-    }
 }
 
 /// Connects to a store, with credentials from the environment.
@@ -381,7 +354,6 @@ fn answer(error: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::Cell;
 
     #[test]
     fn an_error_says_in_one_line_what_the_server_said_and_what_helps() {
@@ -392,35 +364,5 @@ mod tests {
         assert_eq!(error, format!("cannot write s3://b/a: It does not exist (NoSuchBucket): {remedy}"));
         let error = failed("write", "s3://b/a".into(), Scheme::S3, &of("PUT http://169.254.169.254/x failed"));
         assert!(error.to_string().ends_with("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"), "{error}");
-    }
-
-    #[test]
-    fn more_parts_go_at_once_unless_they_are_slow_and_an_error_ends_it() {
-        let most_at_once = |slow: Duration| {
-            let (under_way, most, mut got) = (Cell::new(0), Cell::new(0), vec![]);
-            let parts = (0..40).map(|number| {
-                let (under_way, most) = (&under_way, &most);
-                async move {
-                    under_way.set(under_way.get() + 1);
-                    most.set(most.get().max(under_way.get()));
-                    tokio::task::yield_now().await;
-                    under_way.set(under_way.get() - 1);
-                    Ok(number)
-                }
-            });
-            let done = |number| {
-                got.push(number);
-                Ok(())
-            };
-            Builder::new_current_thread().build().unwrap().block_on(transfer(parts, slow, done)).unwrap();
-            got.sort_unstable();
-            assert_eq!(got, (0..40).collect::<Vec<_>>());
-            most.get()
-        };
-        assert_eq!((most_at_once(Duration::MAX), most_at_once(Duration::ZERO)), (PARTS_AT_ONCE, 1));
-        let missing = || StoreError::Missing { url: "s3://b/a".into() };
-        let parts = (0..40).map(|number| async move { if number == 9 { Err(missing()) } else { Ok(()) } });
-        let transferred = transfer(parts, SLOW, |()| Ok(()));
-        assert!(Builder::new_current_thread().build().unwrap().block_on(transferred).is_err());
     }
 }

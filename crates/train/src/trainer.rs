@@ -48,6 +48,7 @@ use next_step::NextStep;
 use non_finite::describe;
 pub use pace::Pace;
 use profile::StepProfile;
+use saving::Made;
 
 /// The outcome of a run.
 #[derive(Debug, Clone)]
@@ -206,16 +207,6 @@ struct Trainer<'a> {
     profile: Vec<StepProfile>,
     /// The last step made.
     made: Option<Made>,
-}
-
-/// A step that is made, recorded and, if that was due, validated.
-#[derive(Debug, Clone, Copy)]
-struct Made {
-    step: usize,
-    optimizer_steps: u64,
-    loss: f64,
-    /// The last validation before it.
-    val_loss: Option<f64>,
 }
 
 impl<'a> Trainer<'a> {

@@ -14,6 +14,7 @@ mod causes;
 mod memory;
 mod process;
 mod rules;
+mod start;
 
 use crate::config::Config;
 use crate::error::TrainError;
@@ -21,9 +22,7 @@ use crate::host::attempt::{self, Cause, Ended};
 use crate::host::machine;
 use crate::host::signals::{self, INTERRUPTED};
 use crate::plan::memory_check;
-use crate::program;
 use crate::run::folder::{RunFolder, config_in};
-use crate::run::memory::held::{Answer, Request};
 use crate::run::options::RunOptions;
 use crate::terminal::to_stderr;
 use checkpoint::{Checkpoint, CheckpointError, Folder};
@@ -31,7 +30,7 @@ use memory::Memory;
 pub(crate) use process::Environment;
 use process::{Attempt, BEGIN, End, Running};
 use rules::{Failure, Next, Rules};
-use std::env;
+pub(crate) use start::{Start, Threads};
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -42,53 +41,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// How long the ranks of a process that has ended may live on.
 const LONGEST_END: Duration = Duration::from_secs(10);
-
-/// How the process of an attempt is started.
-pub(crate) trait Start {
-    /// The program and what precedes the run's own arguments. Called before each attempt; `run` is the run's folder, and
-    /// `environment` what the processes must get.
-    fn command(&self, config: &Config, run: &Path, environment: &Environment) -> Result<Vec<OsString>, TrainError>;
-
-    /// Whether a signal lets the processes finish their step; otherwise a file asks them to stop.
-    fn stops_by_signal(&self) -> bool;
-
-    /// Whether all processes are on this machine, so that none of them writes any more once the attempt has ended.
-    fn is_on_this_machine(&self) -> bool;
-
-    /// The command, to paste, that resumes a run in this way.
-    fn resume_command(&self, run: &str) -> String {
-        program::command(&["--resume", run])
-    }
-
-    /// The number of machines.
-    fn machines(&self) -> usize {
-        1
-    }
-
-    /// Asks machines, given by number, at the same time; returns the answers, or why there is none within `limit`.
-    fn ask(&self, requests: &[(usize, Request)], _limit: Duration) -> Vec<Result<Answer, String>> {
-        requests.iter().map(|(_, request)| Ok(request.answer())).collect()
-    }
-}
-
-/// This program, whose threads are the ranks.
-pub(crate) struct Threads;
-
-impl Start for Threads {
-    fn command(&self, _: &Config, _: &Path, _: &Environment) -> Result<Vec<OsString>, TrainError> {
-        let program = env::current_exe();
-        let program = program.map_err(|source| TrainError::Supervisor { what: "find the program", source })?;
-        Ok(vec![program.into_os_string()])
-    }
-
-    fn stops_by_signal(&self) -> bool {
-        true
-    }
-
-    fn is_on_this_machine(&self) -> bool {
-        true
-    }
-}
 
 /// Runs the arguments `args` of a run in attempts until one ends well, or until restarting makes no sense. Returns the
 /// exit code of the last attempt.
@@ -330,8 +282,8 @@ impl Supervised<'_> {
         }
     }
 
-    /// Sets the newest checkpoint aside if a failure names it and it is damaged, and returns whether it has: processes of mpirun verify only the parts
-    /// that they use, and would fail again. The only checkpoint stays.
+    /// Sets the newest checkpoint aside if a failure names it and it is damaged, and returns whether it has: processes of
+    /// mpirun verify only the parts that they use, and would fail again. The only checkpoint stays.
     fn set_aside_if_damaged(&self, error: &str) -> bool {
         let folder = Folder::of_run(&self.run);
         let all = folder.list().unwrap_or_default();

@@ -1,6 +1,6 @@
 //! When the run is saved, and the messages about it.
 
-use super::{Job, Made, Trainer};
+use super::{Job, Trainer};
 use crate::config::{CheckpointConfig, Config};
 use crate::error::TrainError;
 use crate::hints;
@@ -20,6 +20,16 @@ use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// A step that is made, recorded and, if that was due, validated.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Made {
+    pub step: usize,
+    pub optimizer_steps: u64,
+    pub loss: f64,
+    /// The last validation before it.
+    pub val_loss: Option<f64>,
+}
 
 impl Trainer<'_> {
     /// Whether a checkpoint is due after `step` steps. If the step is skipped, the checkpoint waits for the next one
