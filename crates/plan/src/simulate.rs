@@ -64,6 +64,8 @@ enum State {
 struct Rank<'a> {
     step: &'a RankProgram,
     next: usize,
+    /// The first task of the optimizer.
+    first_step: Option<usize>,
     state: State,
     /// When its state began.
     since: f64,
@@ -131,6 +133,7 @@ pub fn simulate(steps: &[RankProgram], cores: Option<SharedCores>) -> Result<Tim
     let rank = |step| Rank {
         step,
         next: 0,
+        first_step: step.tasks.iter().position(|task| matches!(task.op, Op::Step { .. })),
         state: State::Ready,
         since: 0.0,
         exchanges: 0,
@@ -220,7 +223,6 @@ impl<'a> Simulation<'a> {
             return true;
         };
         let (rank, now) = (&mut self.ranks[i], self.now);
-        let first_step = || !rank.step.tasks[..rank.next].iter().rev().any(|task| matches!(task.op, Op::Step { .. }));
         let ready = match task.op {
             Op::Run { slot: Some(slot), .. } => rank.slots.get(&slot).map(|(end, axes)| (*end, Some(*axes))),
             Op::Wait { unit } => match rank.reduced.get(&unit) {
@@ -233,7 +235,7 @@ impl<'a> Simulation<'a> {
                 self.sent.get(&(i, value)).map(|sent| (sent + takes, None))
             }
             Op::Tie { unit, stages } => self.meet(i, Meeting::Tie(unit), stages),
-            Op::Step { .. } if first_step() => {
+            Op::Step { .. } if rank.first_step == Some(rank.next) => {
                 let all = self.ranks.len();
                 self.meet(i, Meeting::Norm, all)
             }

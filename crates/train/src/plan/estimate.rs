@@ -9,6 +9,7 @@ use fsdp::{ActivationCheckpointing, CallTraffic, Received, Strategy, Wrap};
 use model::{ParameterSpec, Sharding};
 use plan::{Cluster, Collective, Group, Pass, Work};
 use schedule::{Pipeline, Ticks};
+use std::collections::HashMap;
 
 const FP32: f64 = 4.0;
 
@@ -98,8 +99,30 @@ pub(crate) struct Estimate {
     pub at_least: f64,
 }
 
+/// The ranks that share parameters in a stage of this many ranks, if they are so far apart. Layouts have few different ones.
+pub(crate) type Groups = HashMap<(usize, usize), Group>;
+
+/// The stage's ranks, and how far apart those are that shard experts, and those that shard the other parameters.
+fn shared_by(config: &Config) -> [(usize, usize); 2] {
+    let parallel = &config.parallel;
+    let ranks = parallel.gpus / parallel.pp;
+    // Shards of experts are on every ep-th rank.
+    [(ranks, parallel.ep), (ranks, 1)]
+}
+
+/// The groups of these layouts.
+pub(crate) fn groups(layouts: &[Config], cluster: &Cluster) -> Groups {
+    let mut groups = Groups::new();
+    for (ranks, apart) in layouts.iter().flat_map(shared_by) {
+        let new = || Group::new((0..ranks).step_by(apart).collect(), cluster);
+        groups.entry((ranks, apart)).or_insert_with(new);
+    }
+    groups
+}
+
 impl Estimate {
-    pub fn new(config: &Config, cluster: &Cluster, of: MicroBatch) -> Self {
+    /// Of one of the layouts of which the `groups` are.
+    pub fn new(config: &Config, cluster: &Cluster, of: MicroBatch, groups: &Groups) -> Self {
         let (parallel, device) = (&config.parallel, &cluster.device);
         let (pp, m) = (parallel.pp as f64, config.micro_batches() as f64);
         let recomputed = match parallel.activation_checkpointing {
@@ -125,13 +148,11 @@ impl Estimate {
         // In a pipeline, and under zero1, parameters are gathered once and gradients reduced once.
         let element = config.parallel.precision.param().dtype().size() as f64;
         let again_and_again = parallel.strategy == Strategy::FullShard && parallel.pp == 1;
-        let ranks = parallel.gpus / parallel.pp;
-        // Shards of experts are on every ep-th rank.
-        let [experts, others] = [parallel.ep, 1].map(|apart| Group::new((0..ranks).step_by(apart).collect(), cluster));
+        let groups = shared_by(config).map(|of| &groups[&of]);
         let of_stage = of.parameters.iter().sum::<f64>() / pp;
         let moved = |collective, element: f64| {
-            let groups = of.parameters.iter().zip([&experts, &others]);
-            groups.map(|(count, group)| cluster.communicate(collective, count / pp * element, group)).sum::<f64>()
+            let parts = of.parameters.iter().zip(groups);
+            parts.map(|(count, group)| cluster.communicate(collective, count / pp * element, group)).sum::<f64>()
         };
         let (gathered, reduced) = (moved(Collective::AllGather, element), moved(Collective::ReduceScatter, FP32));
         let shown = match again_and_again {

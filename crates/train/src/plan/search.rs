@@ -9,7 +9,7 @@
 //! parameters' communication is longer than the computation. Simulations have the last word.
 
 use crate::config::{Config, ParallelConfig};
-use crate::plan::estimate::{Estimate, MicroBatch};
+use crate::plan::estimate::{Estimate, MicroBatch, groups};
 use crate::plan::memory_check;
 use crate::plan::step_plan::{DeviceMemory, device_memory};
 use crate::plan::step_time::{Assumptions, step_time};
@@ -84,7 +84,8 @@ pub(crate) fn search(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) ->
     let different: HashMap<_, &Config> = candidates.iter().map(|config| (key(config), config)).collect();
     let micro_batches: HashMap<_, MicroBatch> =
         different.into_par_iter().map(|(key, config)| (key, MicroBatch::new(config, cluster))).collect();
-    let estimate = |config: Config| (Estimate::new(&config, cluster, micro_batches[&key(&config)]), config);
+    let groups = groups(&candidates, cluster);
+    let estimate = |config: Config| (Estimate::new(&config, cluster, micro_batches[&key(&config)], &groups), config);
     let mut estimates: Vec<(Estimate, Config)> = candidates.into_par_iter().map(estimate).collect();
     // Forecasts take much longer than estimates.
     let least = estimates.iter().min_by(|(a, _), (b, _)| a.at_least.total_cmp(&b.at_least));
@@ -322,7 +323,12 @@ mod tests {
             assert!(layouts.len() > 20, "{preset}");
             let mut parts = vec![];
             for config in layouts.iter().step_by(layouts.len() / 20) {
-                let of = Estimate::new(config, &cluster, MicroBatch::new(config, &cluster));
+                let of = Estimate::new(
+                    config,
+                    &cluster,
+                    MicroBatch::new(config, &cluster),
+                    &groups(std::slice::from_ref(config), &cluster),
+                );
                 let forecast = device_memory(config, &cluster).most as f64;
                 assert!(of.at_least <= forecast, "{} of {forecast}: {:?}", of.at_least, config.parallel);
                 parts.push(of.at_least / forecast);
