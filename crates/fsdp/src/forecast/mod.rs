@@ -304,10 +304,13 @@ impl<'a> StepMemory<'a> {
             self.in_flight.entry(unit).or_default().push(in_flight);
         }
         // Last reductions of what was added up are awaited at the end of the step, and may have ended long before: the new
-        // sum is then beside what is held now.
+        // sum is then beside what is held now. With experts, a unit has two reductions, of which the other has not ended.
         if last && self.config.reduces_once() && self.run.micro_batches > 1 {
-            let sums = self.in_flight.get(&unit).into_iter().flatten().map(|of| of.sum);
-            let _sum = self.hold(Category::Gradients, sums.max().unwrap_or(0));
+            let sum = match self.in_flight.get(&unit).map(Vec::as_slice) {
+                Some([alone]) => alone.sum,
+                _ => 0,
+            };
+            let _sum = self.hold(Category::Gradients, sum);
             self.note(0);
         }
     }
