@@ -43,6 +43,23 @@ pub(super) struct Memory<'a> {
     is_needed: bool,
 }
 
+/// What a recovery has found.
+enum Found {
+    /// The checkpoint of this step, which is on disk now.
+    Step(u64),
+    /// Only parts that cannot be used.
+    Damaged(String),
+    Nothing,
+}
+
+/// Why a checkpoint is not copied.
+enum CopyError {
+    /// The part of a machine is not what was written, or all of them together are not.
+    Damaged { why: String, source: Option<(usize, Part)> },
+    /// A machine does not answer, or the disk refuses a file: that may be over later.
+    Refused(String),
+}
+
 impl<'a> Memory<'a> {
     /// Of a run, if its configuration asks for it or if a killed supervisor has left one.
     ///
@@ -92,14 +109,23 @@ impl<'a> Memory<'a> {
     /// If a newer one cannot be copied, or if a machine does not answer that may hold parts of it. They stay in memory.
     pub fn recover(&mut self) -> Result<Option<String>, String> {
         let Some(last) = self.attempt.clone() else { return Ok(None) };
-        let (step, answered) = self.copy_newest(&last).inspect_err(|_| self.is_needed = true)?;
+        let (found, answered) = self.copy_newest(&last).inspect_err(|_| self.is_needed = true)?;
         (self.attempt, self.is_needed) = (None, false);
         self.ask(&answered, &last, &What::Remove);
-        Ok(step.map(|step| format!("recovered the checkpoint of step {step} from memory")))
+        Ok(match found {
+            Found::Step(step) => Some(format!("recovered the checkpoint of step {step} from memory")),
+            Found::Damaged(why) => Some(format!("warning: no checkpoint is recovered from memory: {why}")),
+            Found::Nothing => None,
+        })
     }
 
-    /// Returns the step, and the machines that have answered.
-    fn copy_newest(&self, memory: &Path) -> Result<(Option<u64>, Vec<usize>), String> {
+    /// Notes that the run has ended well.
+    pub fn forget(&mut self) {
+        self.is_needed = false;
+    }
+
+    /// Returns what was found, and the machines that have answered.
+    fn copy_newest(&self, memory: &Path) -> Result<(Found, Vec<usize>), String> {
         let disk = Folder::of_run(&self.run);
         disk.clean(&copies::are_same).map_err(|error| error.to_string())?;
         let on_disk = disk.list().map_err(|error| error.to_string())?.last().map(|(step, _)| *step);
@@ -118,15 +144,16 @@ impl<'a> Memory<'a> {
                 Ok(Answer::Done) => vec![],
             });
         }
-        let (mut bad, mut failure) = (vec![], None);
+        let (mut bad, mut failure, mut found) = (vec![], None, Found::Nothing);
         for step in steps(&held).into_iter().filter(|step| Some(*step) > on_disk) {
             // Where all have answered, what is missing has not been written.
             failure = failure.or(unanswered.take());
             while let Some(parts) = whole(&held, step, &bad) {
                 match self.copy(memory, step, parts) {
-                    Ok(()) => return Ok((Some(step), answered)),
-                    Err((why, source)) => {
-                        failure = Some(why);
+                    Ok(()) => return Ok((Found::Step(step), answered)),
+                    Err(CopyError::Refused(why)) => return Err(why),
+                    Err(CopyError::Damaged { why, source }) => {
+                        found = Found::Damaged(why);
                         match source {
                             Some(source) => bad.push(source),
                             None => break,
@@ -135,12 +162,11 @@ impl<'a> Memory<'a> {
                 }
             }
         }
-        failure.map_or(Ok((None, answered)), Err)
+        failure.map_or(Ok((found, answered)), Err)
     }
 
-    /// Copies the chosen parts of each machine to the disk, and completes the checkpoint there. An error names the machine and
-    /// the part that is to blame, if it is one.
-    fn copy(&self, memory: &Path, step: u64, parts: Vec<Vec<Part>>) -> Result<(), (String, Option<(usize, Part)>)> {
+    /// Copies the chosen parts of each machine to the disk, and completes the checkpoint there.
+    fn copy(&self, memory: &Path, step: u64, parts: Vec<Vec<Part>>) -> Result<(), CopyError> {
         let run = std::path::absolute(&self.run).unwrap_or_else(|_| self.run.clone());
         let needed = parts.into_iter().enumerate().filter(|(_, parts)| !parts.is_empty());
         let requests: Vec<_> = needed
@@ -152,16 +178,18 @@ impl<'a> Memory<'a> {
         let disk = Folder::of_run(&self.run);
         for ((machine, _), answer) in requests.iter().zip(self.start.ask(&requests, self.limit)) {
             let failure = match answer {
-                Ok(Answer::Failed { why, part }) => (why, part.map(|part| (*machine, part))),
-                Err(why) => (why, None),
+                Ok(Answer::Failed { why, part: Some(part) }) => {
+                    CopyError::Damaged { why, source: Some((*machine, part)) }
+                }
+                Ok(Answer::Failed { why, part: None }) | Err(why) => CopyError::Refused(why),
                 Ok(_) => continue,
             };
             let _ = disk.discard(step);
             return Err(failure);
         }
-        disk.clean(&copies::are_same).map_err(|error| (error.to_string(), None))?;
-        let differ = || (format!("the parts of step {step} do not fit together, or copies of parameters differ"), None);
-        disk.step(step).is_dir().then_some(()).ok_or_else(differ)
+        disk.clean(&copies::are_same).map_err(|error| CopyError::Refused(error.to_string()))?;
+        let why = || format!("the parts of step {step} do not fit together, or copies of parameters differ");
+        disk.step(step).is_dir().then_some(()).ok_or_else(|| CopyError::Damaged { why: why(), source: None })
     }
 
     /// Asks machines the same.

@@ -135,8 +135,10 @@ impl Supervised<'_> {
             };
             // The code of mpirun says less than the run itself.
             match ended.result {
-                Some(Ended::Well { stopped: false }) => return Ok(ExitCode::SUCCESS),
-                Some(Ended::Well { stopped: true }) => return Ok(ExitCode::from(INTERRUPTED)),
+                Some(Ended::Well { stopped }) => {
+                    self.memory.iter_mut().for_each(Memory::forget);
+                    return Ok(if stopped { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS });
+                }
                 _ if running.was_signalled() => {
                     self.recover();
                     self.say_stopped();

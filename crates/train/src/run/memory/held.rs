@@ -56,7 +56,7 @@ pub(crate) enum What {
 pub(crate) enum Answer {
     Held(Vec<Held>),
     Done,
-    /// Why, and which part could not be copied.
+    /// Why, and which part is damaged, if that is the cause.
     Failed {
         why: String,
         part: Option<Part>,
@@ -83,7 +83,9 @@ impl Request {
                 let to = Folder::of_run(run);
                 let copy = |(place, rank): &Part| to.copy_part(&place.folder(&self.memory), *step, *rank);
                 let failure = parts.iter().find_map(|part| Some((*part, copy(part).err()?)));
-                failure.map_or(Answer::Done, |(part, error)| failed(Some(part), error))
+                let damaged =
+                    |part, error: &CheckpointError| matches!(error, CheckpointError::Broken { .. }).then_some(part);
+                failure.map_or(Answer::Done, |(part, error)| failed(damaged(part, &error), error))
             }
             What::Remove => {
                 let _ = fs::remove_dir_all(&self.memory);
