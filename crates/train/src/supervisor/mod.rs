@@ -88,6 +88,11 @@ pub(crate) fn supervise(
         supervised.clean_checkpoints();
     }
     let is_needed = supervised.memory.take().is_some_and(|memory| memory.is_needed());
+    if is_needed {
+        supervised.say(
+            "a newer checkpoint may still be in memory, where it stays: the next start in this folder recovers it",
+        );
+    }
     supervised.clean(is_needed);
     code
 }

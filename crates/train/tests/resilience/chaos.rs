@@ -75,7 +75,9 @@ impl Chaos<'_> {
             Some(130) | Some(1) if is_stopped => "stopped".into(),
             _ => format!("ended: {}", cause.unwrap_or_else(|| panic!("{case}\n{code:?}: {told}"))),
         };
-        self.check_left(&run, &case);
+        // What cannot be copied to a full disk stays in memory until the run is resumed.
+        let keeps_memory = code != Some(0) && told.contains("a newer checkpoint may still be in memory");
+        self.check_left(&run, &case, keeps_memory);
         if code != Some(0) {
             let by_hand = [&args[..], &["--resume=auto".into()]].concat();
             let command = self.command(&by_hand, &plan.lasting.join("; "), false);
@@ -86,7 +88,7 @@ impl Chaos<'_> {
             }
             assert!(again.code == Some(0), "{case}\n{told}\n--- resumed by hand:\n{}", again.told);
             outcome += ", and the same losses when resumed by hand";
-            self.check_left(&run, &case);
+            self.check_left(&run, &case, false);
         }
         self.compare(&plan, &run, &case, &told);
         succeed(self.folder, &["inspect", &out]); // which verifies all digests
@@ -162,8 +164,8 @@ impl Chaos<'_> {
         }
     }
 
-    /// Nothing is left of processes and supervisors.
-    fn check_left(&self, run: &Path, case: &str) {
+    /// Nothing is left of processes and supervisors, unless a checkpoint stays in memory.
+    fn check_left(&self, run: &Path, case: &str, keeps_memory: bool) {
         let started = Instant::now();
         while !processes_in(self.folder).is_empty() && started.elapsed() < Duration::from_secs(10) {
             thread::sleep(Duration::from_millis(20));
@@ -174,10 +176,11 @@ impl Chaos<'_> {
             let entries = fs::read_dir(folder).into_iter().flatten().flatten();
             entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>()
         };
-        let is_left = |name: &String| name.contains("partial") || name.starts_with('.') && name != ".lock";
+        let stays = |name: &str| name == ".lock" || keeps_memory && name == ".supervisor";
+        let is_left = |name: &String| name.contains("partial") || name.starts_with('.') && !stays(name);
         let left: Vec<_> = [run, &run.join("checkpoints")].into_iter().flat_map(names).filter(is_left).collect();
         assert!(left.is_empty(), "{case}\nthere is still {left:?}");
-        assert!(in_memory(run).is_empty(), "{case}\nmemory is left full: {:?}", in_memory(run));
+        assert!(keeps_memory || in_memory(run).is_empty(), "{case}\nmemory is left full: {:?}", in_memory(run));
     }
 }
 
