@@ -153,7 +153,10 @@ impl Chaos<'_> {
             |what| matches!(what, What::Metrics { .. }) || matches!(what, What::Fill) && told.contains("from memory");
         let may_miss = plan.outside.iter().filter(|(_, what)| may_lose(*what)).count();
         let missing: Vec<_> = expected.keys().filter(|step| !found.contains_key(step)).collect();
-        assert!(missing.len() <= may_miss, "{case}\nno losses of steps {missing:?}\n{told}");
+        // So are all of a course that ended on a full disk, if its checkpoint in memory was recovered after a later restart.
+        let is_full = plan.outside.iter().any(|(_, what)| matches!(what, What::Fill));
+        let starts_over = is_full && told.contains("no checkpoint is recovered from memory");
+        assert!(starts_over || missing.len() <= may_miss, "{case}\nno losses of steps {missing:?}\n{told}");
         for (step, found) in found {
             let expected = *expected.get(&step).unwrap_or(&f64::NAN);
             let is_right = match plan.is_exact {
