@@ -8,6 +8,7 @@ use crate::terminal::to_stderr;
 #[cfg(feature = "mpi")]
 use comm::MpiWorld;
 use comm::{CommError, Communicator, RankFailure, Timeouts};
+use fsdp::FsdpError;
 use std::env;
 use std::error::Error;
 use std::process::ExitCode;
@@ -107,7 +108,7 @@ impl Launch {
             say(String::new());
             return ExitCode::FAILURE;
         };
-        if world.another_failed_first() {
+        if world.another_failed_first() || is_consequence(error) {
             thread::sleep(AFTER_THE_FIRST);
         } else if world.rank() != 0 {
             thread::sleep(AFTER_RANK_0);
@@ -116,6 +117,18 @@ impl Launch {
         attempt::failed(&error.to_string(), cause, step);
         say(if names_a_rank { String::new() } else { format!("rank {}: ", world.rank()) });
         world.abort_process(1)
+    }
+}
+
+/// Whether an error says that another rank has failed or left, which says why by itself.
+fn is_consequence(error: &(dyn Error + 'static)) -> bool {
+    match error.downcast_ref() {
+        Some(TrainError::Fsdp(FsdpError::Comm(CommError::RankFailed { .. }))) => true,
+        Some(TrainError::Rank(failure) | TrainError::Waited { failure, .. }) => match &**failure {
+            RankFailure::Failed { source, .. } => is_consequence(source),
+            _ => false,
+        },
+        _ => false,
     }
 }
 
@@ -165,6 +178,7 @@ fn started_by(variable: &dyn Fn(&str) -> Option<String>) -> Option<StartedBy> {
 #[cfg(not(feature = "mpi"))]
 mod without_mpi {
     use comm::{CommError, Communicator, RankFailure, Timeouts};
+    use fsdp::FsdpError;
     use std::{env, error::Error};
 
     pub enum MpiWorld {}
