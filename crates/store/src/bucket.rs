@@ -2,11 +2,10 @@
 
 use crate::StoreError;
 use crate::objects::Objects;
-use crate::uploader::AGAIN;
+use crate::retry::until_here;
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 use std::time::Duration;
 
 /// The object that a probe writes.
@@ -123,19 +122,9 @@ impl Bucket {
         again: impl Fn(&StoreError, Duration),
     ) -> Result<(), StoreError> {
         for name in names {
-            let (at, path, mut left, mut failures) = (format!("{from}/{name}"), to.join(name), None, 0);
-            loop {
-                let before = got.load(Ordering::Relaxed);
-                let Err(error) = self.objects.get_file(&at, &path, &mut left, got) else { break };
-                if got.load(Ordering::Relaxed) > before {
-                    failures = 0;
-                }
-                let may_help = matches!(error, StoreError::Failed { .. });
-                let Some(wait) = AGAIN.get(failures).copied().filter(|_| may_help) else { return Err(error) };
-                failures += 1;
-                again(&error, wait);
-                thread::sleep(wait);
-            }
+            let (at, path, mut left) = (format!("{from}/{name}"), to.join(name), None);
+            let may_pass = |error: &StoreError| matches!(error, StoreError::Failed { .. });
+            until_here(got, may_pass, &again, || self.objects.get_file(&at, &path, &mut left, got))?;
         }
         Ok(())
     }

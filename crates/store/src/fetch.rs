@@ -1,12 +1,11 @@
 //! Downloads of objects that others have written.
 
-use crate::uploader::AGAIN;
+use crate::retry::until_here;
 use crate::{Bucket, StoreError};
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
-use std::thread;
 use std::time::Duration;
 
 /// Bytes of a part of a large object. S3 takes at least 5 MiB.
@@ -64,19 +63,8 @@ impl Bucket {
         let parts =
             |(number, object): (usize, &Object)| (0..object.bytes.div_ceil(PART)).map(move |i| (number, i * PART));
         let mut left: BTreeSet<Part> = objects.iter().enumerate().flat_map(parts).collect();
-        let mut failures = 0;
-        loop {
-            let before = left.len();
-            let Err(error) = self.inner().get_parts(objects, &mut left, to, got) else { return Ok(()) };
-            if left.len() < before {
-                failures = 0;
-            }
-            let may_help = matches!(error, StoreError::Failed { lasting: false, .. });
-            let Some(wait) = AGAIN.get(failures).copied().filter(|_| may_help) else { return Err(error) };
-            failures += 1;
-            say(&error, wait);
-            thread::sleep(wait);
-        }
+        let may_pass = |error: &StoreError| matches!(error, StoreError::Failed { lasting: false, .. });
+        until_here(got, may_pass, say, || self.inner().get_parts(objects, &mut left, to, got))
     }
 }
 

@@ -24,6 +24,7 @@ mod objects;
 #[cfg(not(feature = "cloud"))]
 #[path = "without.rs"]
 mod objects;
+mod retry;
 #[cfg(feature = "cloud")]
 mod transfer;
 mod uploader;

@@ -8,6 +8,7 @@
 //! What fails is tried again after 1, 4, 16 and 60 s; a file that has arrived need not be sent again, and begins the
 //! waits anew. Then the upload is given up, and the next one tried.
 
+use crate::retry::AGAIN;
 use crate::{Bucket, StoreError};
 use std::collections::VecDeque;
 use std::fs;
@@ -17,11 +18,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Waits between the attempts of a transfer.
-pub(crate) const AGAIN: [Duration; 4] = match cfg!(test) {
-    true => [Duration::from_millis(5); 4],
-    false => [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(16), Duration::from_secs(60)],
-};
 /// How many uploads wait at most. Each keeps a folder on the disk.
 const LINE: usize = 2;
 
