@@ -16,15 +16,6 @@ until_step 12
 cut=$(date +%s%3N)
 ip -netns "${machines[1]}" link set eth0 down
 echo "--- the cable is cut after $(steps) steps ---"
-until grep -q 'on 2 ranks' "$work/run/metrics.jsonl"; do
-    kill -0 $job 2>/dev/null || { echo "the run did not survive" >&2; exit 1; }
-    sleep 0.1
-done
-before=$(steps)
-until (($(steps) > before)); do sleep 0.1; done
-echo "--- the next step on two ranks came $((($(date +%s%3N) - cut) / 100))e-1 s after the cut ---"
+until_on_two_ranks "$cut" "the cut"
 ip -netns "${machines[1]}" link set eth0 up
-wait $job
-grep -oE '"event":"(restart|resumed|degraded)[^"]*' "$work/run/metrics.jsonl"
-grep -q 'resumed from .* on 4 ranks' "$work/run/metrics.jsonl" || { echo "it did not grow back to 4 ranks" >&2; exit 1; }
-compare_losses
+until_its_end

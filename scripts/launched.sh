@@ -29,6 +29,27 @@ until_step() {
     done
 }
 
+# until_on_two_ranks SINCE WHAT: waits until the run has made a step on two ranks, and says how long after WHAT, at the time SINCE.
+until_on_two_ranks() {
+    local before
+    until grep -q 'on 2 ranks' "$work/run/metrics.jsonl"; do
+        kill -0 $job 2>/dev/null || { echo "the run did not survive" >&2; exit 1; }
+        sleep 0.1
+    done
+    before=$(steps)
+    until (($(steps) > before)); do sleep 0.1; done
+    echo "--- the next step on two ranks came $((($(date +%s%3N) - $1) / 100))e-1 s after $2 ---"
+}
+
+# until_its_end: waits for the run, prints its restarts, and fails unless it has grown back to four ranks with the losses of
+# four threads.
+until_its_end() {
+    wait $job
+    grep -oE '"event":"(restart|resumed|degraded)[^"]*' "$work/run/metrics.jsonl"
+    grep -q 'resumed from .* on 4 ranks' "$work/run/metrics.jsonl" || { echo "it did not grow back to 4 ranks" >&2; exit 1; }
+    compare_losses
+}
+
 # compare_losses: fails unless each step of the run has the loss of four threads, within 1e-5.
 compare_losses() {
     python3 - "$work/threads/metrics.jsonl" "$work/run/metrics.jsonl" <<'EOF'
