@@ -20,8 +20,8 @@ pub struct ResilienceConfig {
     /// Whether a restart skips a step whose loss or gradient was not finite in three attempts (with
     /// `train.on_non_finite: stop`).
     pub skip_non_finite: bool,
-    /// Steps between checkpoints in memory (/dev/shm); 0 saves none. A restart uses them if they are newer than those on disk.
-    /// Each machine keeps the parts of its ranks and, with several machines, copies of those of another one, so they survive
-    /// the loss of a machine. Two checkpoints must fit in memory. They require `restarts`.
+    /// Steps between checkpoints in memory (/dev/shm); 0 saves none. A restart uses them if they are newer than those on
+    /// disk. Each machine keeps the parts of its ranks and, with several machines, copies of those of another one, so they
+    /// survive the loss of a machine. Two checkpoints must fit in memory. They require `restarts`.
     pub memory_every: usize,
 }

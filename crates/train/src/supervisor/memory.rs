@@ -14,11 +14,10 @@ use super::Start;
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::host::attempt;
-use crate::run::copies;
 use crate::run::folder::RunFolder;
-use crate::run::memory::held::{Answer, Part, Request, What, steps, whole};
+use crate::run::memory::held::{Answer, Request, What};
 use crate::run::memory::make;
-use checkpoint::Folder;
+use crate::run::memory::recovery::{Found, copy_newest};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -41,23 +40,6 @@ pub(super) struct Memory<'a> {
     attempt: Option<PathBuf>,
     /// Whether a checkpoint in it could not be copied.
     is_needed: bool,
-}
-
-/// What a recovery has found.
-enum Found {
-    /// The checkpoint of this step, which is on disk now.
-    Step(u64),
-    /// Only parts that cannot be used.
-    Damaged(String),
-    Nothing,
-}
-
-/// Why a checkpoint is not copied.
-enum CopyError {
-    /// The part of a machine is not what was written, or all of them together are not.
-    Damaged { why: String, source: Option<(usize, Part)> },
-    /// A machine does not answer, or the disk refuses a file: that may be over later.
-    Refused(String),
 }
 
 impl<'a> Memory<'a> {
@@ -109,9 +91,11 @@ impl<'a> Memory<'a> {
     /// If a newer one cannot be copied, or if a machine does not answer that may hold parts of it. They stay in memory.
     pub fn recover(&mut self) -> Result<Option<String>, String> {
         let Some(last) = self.attempt.clone() else { return Ok(None) };
-        let (found, answered) = self.copy_newest(&last).inspect_err(|_| self.is_needed = true)?;
+        let ask = |of_each| self.ask(&last, of_each);
+        let recovered = copy_newest(self.start.machines(), &self.run, &ask);
+        let (found, answered) = recovered.inspect_err(|_| self.is_needed = true)?;
         (self.attempt, self.is_needed) = (None, false);
-        self.ask(&answered, &last, &What::Remove);
+        self.ask(&last, answered.into_iter().map(|machine| (machine, What::Remove)).collect());
         Ok(match found {
             Found::Step(step) => Some(format!("recovered the checkpoint of step {step} from memory")),
             Found::Damaged(why) => Some(format!("warning: no checkpoint is recovered from memory: {why}")),
@@ -124,87 +108,19 @@ impl<'a> Memory<'a> {
         self.is_needed = false;
     }
 
-    /// Returns what was found, and the machines that have answered.
-    fn copy_newest(&self, memory: &Path) -> Result<(Found, Vec<usize>), String> {
-        let disk = Folder::of_run(&self.run);
-        disk.clean(&copies::are_same).map_err(|error| error.to_string())?;
-        let on_disk = disk.list().map_err(|error| error.to_string())?.last().map(|(step, _)| *step);
-        let all: Vec<usize> = (0..self.start.machines()).collect();
-        let (mut held, mut answered, mut unanswered) = (vec![], vec![], None);
-        for (machine, answer) in self.ask(&all, memory, &What::List).into_iter().enumerate() {
-            held.push(match answer {
-                Ok(Answer::Held(held)) => {
-                    answered.push(machine);
-                    held
-                }
-                Ok(Answer::Failed { why, .. }) | Err(why) => {
-                    unanswered.get_or_insert(why);
-                    vec![]
-                }
-                Ok(Answer::Done) => vec![],
-            });
-        }
-        let (mut bad, mut failure, mut found) = (vec![], None, Found::Nothing);
-        for step in steps(&held).into_iter().filter(|step| Some(*step) > on_disk) {
-            // Where all have answered, what is missing has not been written.
-            failure = failure.or(unanswered.take());
-            while let Some(parts) = whole(&held, step, &bad) {
-                match self.copy(memory, step, parts) {
-                    Ok(()) => return Ok((Found::Step(step), answered)),
-                    Err(CopyError::Refused(why)) => return Err(why),
-                    Err(CopyError::Damaged { why, source }) => {
-                        found = Found::Damaged(why);
-                        match source {
-                            Some(source) => bad.push(source),
-                            None => break,
-                        }
-                    }
-                }
-            }
-        }
-        failure.map_or(Ok((found, answered)), Err)
-    }
-
-    /// Copies the chosen parts of each machine to the disk, and completes the checkpoint there.
-    fn copy(&self, memory: &Path, step: u64, parts: Vec<Vec<Part>>) -> Result<(), CopyError> {
-        let run = std::path::absolute(&self.run).unwrap_or_else(|_| self.run.clone());
-        let needed = parts.into_iter().enumerate().filter(|(_, parts)| !parts.is_empty());
-        let requests: Vec<_> = needed
-            .map(|(machine, parts)| {
-                let what = What::Copy { step, parts, run: run.clone() };
-                (machine, Request { memory: memory.into(), what })
-            })
-            .collect();
-        let disk = Folder::of_run(&self.run);
-        for ((machine, _), answer) in requests.iter().zip(self.start.ask(&requests, self.limit)) {
-            let failure = match answer {
-                Ok(Answer::Failed { why, part: Some(part) }) => {
-                    CopyError::Damaged { why, source: Some((*machine, part)) }
-                }
-                Ok(Answer::Failed { why, part: None }) | Err(why) => CopyError::Refused(why),
-                Ok(_) => continue,
-            };
-            let _ = disk.discard(step);
-            return Err(failure);
-        }
-        disk.clean(&copies::are_same).map_err(|error| CopyError::Refused(error.to_string()))?;
-        let why = || format!("the parts of step {step} do not fit together, or copies of parameters differ");
-        disk.step(step).is_dir().then_some(()).ok_or_else(|| CopyError::Damaged { why: why(), source: None })
-    }
-
-    /// Asks machines the same.
-    fn ask(&self, machines: &[usize], memory: &Path, what: &What) -> Vec<Result<Answer, String>> {
-        let request = Request { memory: memory.into(), what: what.clone() };
-        let of_each: Vec<_> = machines.iter().map(|machine| (*machine, request.clone())).collect();
-        self.start.ask(&of_each, ANSWER)
+    /// Asks machines, given by number, about an attempt's folder.
+    fn ask(&self, memory: &Path, of_each: Vec<(usize, What)>) -> Vec<Result<Answer, String>> {
+        let copies = of_each.iter().any(|(_, what)| matches!(what, What::Copy { .. }));
+        let request = |(machine, what)| (machine, Request { memory: memory.into(), what });
+        let requests: Vec<_> = of_each.into_iter().map(request).collect();
+        self.start.ask(&requests, if copies { self.limit } else { ANSWER })
     }
 }
 
 impl Drop for Memory<'_> {
     fn drop(&mut self) {
         if !self.is_needed {
-            let all: Vec<usize> = (0..self.start.machines()).collect();
-            self.ask(&all, &self.path, &What::Remove);
+            self.ask(&self.path, (0..self.start.machines()).map(|machine| (machine, What::Remove)).collect());
         }
     }
 }

@@ -113,10 +113,7 @@ pub(super) fn probe(hosts: &[Host], rsh: &[String], program: &Path, file: &Path)
             Err(why) => Some(why),
         }
     };
-    let objections: Vec<Option<String>> = thread::scope(|scope| {
-        let threads: Vec<_> = hosts.iter().map(|host| scope.spawn(move || ask(host))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("asking does not panic")).collect()
-    });
+    let objections = at_once(hosts, ask);
     let (mut able, mut lost) = (vec![], vec![]);
     for (host, objection) in hosts.iter().zip(objections) {
         match objection {
@@ -156,15 +153,18 @@ pub(super) fn ask(
     requests: &[(usize, Request)],
     limit: Duration,
 ) -> Vec<Result<Answer, String>> {
-    let ask = |host: &Host, request: &Request| {
-        let request = serde_json::to_string(request).expect("plain data");
+    at_once(requests, |(machine, request)| {
+        let (host, request) = (&hosts[*machine], serde_json::to_string(request).expect("plain data"));
         let answer = answer(host, rsh, program, ["launch", "--memory", &request], limit);
         answer.map_err(|why| format!("{}: {why}", host.name))
-    };
+    })
+}
+
+/// Asks about all items at the same time, each on a thread.
+fn at_once<T: Sync, U: Send>(items: &[T], ask: impl Fn(&T) -> U + Sync) -> Vec<U> {
     thread::scope(|scope| {
         let ask = &ask;
-        let pairs = requests.iter().map(|(machine, request)| (&hosts[*machine], request));
-        let threads: Vec<_> = pairs.map(|(host, request)| scope.spawn(move || ask(host, request))).collect();
+        let threads: Vec<_> = items.iter().map(|item| scope.spawn(move || ask(item))).collect();
         threads.into_iter().map(|thread| thread.join().expect("asking does not panic")).collect()
     })
 }

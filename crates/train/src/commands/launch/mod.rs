@@ -11,7 +11,7 @@ use crate::host::attempt;
 use crate::host::faults::FAULTS;
 use crate::program;
 use crate::run::folder::RunFolder;
-use crate::run::memory::held::{Answer, Request};
+use crate::run::memory::held::{Answer, Request, answer_here};
 use crate::supervisor::{self, Environment, Start};
 use crate::terminal::{say, to_stderr};
 use clap::{Args, Parser};
@@ -113,12 +113,11 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode, TrainError> {
         return refused("--rsh is empty: give a command such as ssh");
     }
     let has_own_rsh = args.rsh != RSH;
-    let mpirun = args.mpirun.iter().flat_map(|options| options.split_whitespace()).map(OsString::from).collect();
     let own_folder = args.mpirun.as_ref().is_some_and(|options| options.contains("backing_directory"));
     let segments = if hosts.is_none() && !own_folder { Segments::new() } else { None };
     let host_file = args.hosts.as_ref().map(|file| file.display().to_string());
-    let mpirun_given = args.mpirun.clone();
-    let mpi = Mpi { program, hosts, processes, rsh, has_own_rsh, mpirun, host_file, mpirun_given, segments };
+    let mpirun = args.mpirun.clone();
+    let mpi = Mpi { program, hosts, processes, rsh, has_own_rsh, mpirun, host_file, segments };
     // An attempt may have fewer processes, and must know how many there are meant to be.
     let gpus = ["--gpus".into(), processes.to_string().into()];
     supervisor::supervise(&config, &options, [&args.run[..], &gpus].concat(), &mpi)
@@ -133,10 +132,9 @@ struct Mpi {
     /// Whether `rsh` was given.
     has_own_rsh: bool,
     /// More options of mpirun.
-    mpirun: Vec<OsString>,
-    /// The host file and the options of mpirun, as given.
+    mpirun: Option<String>,
+    /// The file with the hosts.
     host_file: Option<String>,
-    mpirun_given: Option<String>,
     /// Where the ranks share memory, if they are on this machine and it has such a place.
     segments: Option<Segments>,
 }
@@ -170,7 +168,7 @@ impl Start for Mpi {
         if config.checkpoint.upload.is_some() || config.data.is_in_store() {
             words.extend(store::variables().flat_map(|name| ["-x".into(), name]));
         }
-        words.extend(self.mpirun.iter().cloned());
+        words.extend(self.mpirun.iter().flat_map(|options| options.split_whitespace()).map(OsString::from));
         words.extend(["-n".into(), processes.to_string().into(), self.program.clone().into_os_string()]);
         Ok(words)
     }
@@ -186,7 +184,7 @@ impl Start for Mpi {
 
     fn resume_command(&self, run: &str) -> String {
         let mut words = vec!["launch".to_owned(), "-n".into(), self.processes.to_string()];
-        let given = [("--hosts", &self.host_file), ("--mpirun", &self.mpirun_given)];
+        let given = [("--hosts", &self.host_file), ("--mpirun", &self.mpirun)];
         words.extend(given.iter().filter_map(|(flag, value)| Some([flag.to_string(), (*value).clone()?])).flatten());
         if self.has_own_rsh {
             words.extend(["--rsh".into(), self.rsh.join(" ")]);
@@ -201,7 +199,7 @@ impl Start for Mpi {
 
     fn ask(&self, requests: &[(usize, Request)], limit: Duration) -> Vec<Result<Answer, String>> {
         match &self.hosts {
-            None => requests.iter().map(|(_, request)| Ok(request.answer())).collect(),
+            None => answer_here(requests),
             Some(hosts) => hosts::ask(hosts, &self.rsh, &self.program, requests, limit),
         }
     }

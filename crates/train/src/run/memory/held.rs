@@ -2,7 +2,6 @@
 
 use checkpoint::{CheckpointError, Folder};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -95,6 +94,11 @@ impl Request {
     }
 }
 
+/// Does all that is asked for, on this machine.
+pub(crate) fn answer_here(requests: &[(usize, Request)]) -> Vec<Result<Answer, String>> {
+    requests.iter().map(|(_, request)| Ok(request.answer())).collect()
+}
+
 fn list(memory: &Path) -> Result<Vec<Held>, CheckpointError> {
     let mut all = vec![];
     for place in Place::ALL {
@@ -107,30 +111,4 @@ fn list(memory: &Path) -> Result<Vec<Held>, CheckpointError> {
         }));
     }
     Ok(all)
-}
-
-/// The steps of which a machine holds a part, newest first.
-pub(crate) fn steps(machines: &[Vec<Held>]) -> Vec<u64> {
-    let steps: BTreeSet<u64> = machines.iter().flatten().map(|held| held.step).collect();
-    steps.into_iter().rev().collect()
-}
-
-/// The parts to take from each machine for the checkpoint of a step, without the `bad` ones of some machines. `None` if the
-/// machines do not hold all parts.
-pub(crate) fn whole(machines: &[Vec<Held>], step: u64, bad: &[(usize, Part)]) -> Option<Vec<Vec<Part>>> {
-    let of_step = || machines.iter().enumerate().flat_map(|(i, all)| all.iter().map(move |held| (i, held)));
-    let of_step = || of_step().filter(|(_, held)| held.step == step);
-    let world_size = of_step().find_map(|(_, held)| held.world_size)?;
-    let mut chosen = vec![vec![]; machines.len()];
-    for rank in 0..world_size {
-        // Rank 0's part includes what it has begun.
-        let has = |(machine, held): &(usize, &Held)| {
-            let is_there = held.ranks.contains(&rank) && (rank > 0 || held.world_size.is_some());
-            is_there && !bad.contains(&(*machine, (held.place, rank)))
-        };
-        // From its own machine if possible, so that all machines write.
-        let (machine, held) = of_step().filter(has).min_by_key(|(_, held)| held.place)?;
-        chosen[machine].push((held.place, rank));
-    }
-    Some(chosen)
 }

@@ -6,12 +6,13 @@
 //! copies of    rank 4, rank 5   rank 0, rank 1   rank 2, rank 3
 //! ```
 //!
-//! The supervisor collects the parts after a failure ([`held`]). If a machine is lost, the others hold all of them, unless
+//! The supervisor collects the parts after a failure ([`recovery`]). If a machine is lost, the others hold all of them, unless
 //! two neighbors are lost. While the next checkpoint is written, the one before stays. No part is completed in memory: that
 //! is done when the parts are on disk. Copies of parameters are compared then, and on a single machine also before.
 
 pub(crate) mod held;
 mod neighbor;
+pub(crate) mod recovery;
 
 use crate::config::CheckpointConfig;
 use crate::error::TrainError;

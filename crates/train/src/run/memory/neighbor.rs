@@ -103,7 +103,7 @@ impl Outgoing {
                     contents.push((path.file_name().unwrap_or_default().to_string_lossy().into_owned(), len));
                     files.push_back((path.clone(), file, parts(len)));
                 }
-                Err(error) => failure = failure.and(Err((path.clone(), error))),
+                Err(error) => note(&mut failure, path, error),
             }
         }
         Self { contents: Some(contents), files, failure }
@@ -124,10 +124,8 @@ impl Outgoing {
                 continue;
             };
             let mut bytes = vec![0; part];
-            if let Err(error) = file.read_exact(&mut bytes)
-                && self.failure.is_ok()
-            {
-                self.failure = Err((path.clone(), error)); // the digests will not fit either
+            if let Err(error) = file.read_exact(&mut bytes) {
+                note(&mut self.failure, path, error); // the digests will not fit either
             }
             return send_bytes(comm, to, &bytes);
         }
@@ -139,9 +137,9 @@ impl Outgoing {
 struct Incoming {
     from: usize,
     into: PathBuf,
-    contents: Option<Contents>,
-    /// The files that are not complete, the first of which may be open.
-    files: VecDeque<(String, VecDeque<usize>)>,
+    /// The files that are not complete, with the lengths of their messages; `None` until the first message.
+    files: Option<VecDeque<(PathBuf, VecDeque<usize>)>>,
+    /// The first of them, once it has been begun.
     open: Option<File>,
     failure: OfFile,
 }
@@ -149,60 +147,56 @@ struct Incoming {
 impl Incoming {
     fn new(from: usize, into: &Path) -> Self {
         let failure = fs::create_dir_all(into).map_err(|error| (into.to_path_buf(), error));
-        Self { from, into: into.into(), contents: None, files: VecDeque::new(), open: None, failure }
+        Self { from, into: into.into(), files: None, open: None, failure }
     }
 
     /// Receives the next message, if there is one.
     fn receive_next(&mut self, comm: &Communicator) -> Result<(), CommError> {
-        let wrong = |from: usize, what: String| CommError::Engine(format!("rank {from} sent {what}"));
-        if self.contents.is_none() {
-            let bytes = receive_bytes(comm, self.from)?;
-            let contents: Contents = serde_json::from_slice(&bytes)
-                .map_err(|error| wrong(self.from, format!("no list of files: {error}")))?;
-            self.files = contents.iter().map(|(name, len)| (name.clone(), parts(*len))).collect();
-            self.contents = Some(contents);
-            self.write(&[]);
-        } else if let Some(part) = self.files.front_mut().and_then(|(_, parts)| parts.pop_front()) {
-            let bytes = receive_bytes(comm, self.from)?;
-            if bytes.len() != part {
-                return Err(wrong(self.from, format!("{} bytes of a file, not {part}", bytes.len())));
-            }
-            self.write(&bytes);
+        let wrong = |what: String| CommError::Engine(format!("rank {} sent {what}", self.from));
+        let Some(files) = &mut self.files else {
+            let contents: Contents = serde_json::from_slice(&receive_bytes(comm, self.from)?)
+                .map_err(|error| wrong(format!("no list of files: {error}")))?;
+            let path = |name: &str| self.into.join(Path::new(name).file_name().unwrap_or_default());
+            self.files = Some(contents.iter().map(|(name, len)| (path(name), parts(*len))).collect());
+            self.name_complete();
+            return Ok(());
+        };
+        let Some((path, parts)) = files.front_mut() else { return Ok(()) };
+        let part = parts.pop_front().expect("a file that is not complete has messages");
+        let bytes = receive_bytes(comm, self.from)?;
+        if bytes.len() != part {
+            return Err(wrong(format!("{} bytes of a file, not {part}", bytes.len())));
         }
+        let open = self.open.take().map_or_else(|| File::create(beside(path)), Ok);
+        match open.and_then(|mut file| file.write_all(&bytes).map(|()| file)) {
+            Ok(file) => self.open = Some(file),
+            Err(error) => note(&mut self.failure, path, error),
+        }
+        self.name_complete();
         Ok(())
     }
 
-    /// Writes bytes to the first file, and names files that are complete.
-    fn write(&mut self, bytes: &[u8]) {
-        let mut bytes = Some(bytes).filter(|bytes| !bytes.is_empty());
-        while let Some((name, parts)) = self.files.front() {
-            let is_complete = parts.is_empty();
-            let path = self.into.join(Path::new(name).file_name().unwrap_or_default());
-            if bytes.is_none() && !is_complete {
-                break;
+    /// Names the files that are complete, also those without bytes.
+    fn name_complete(&mut self) {
+        let Some(files) = &mut self.files else { return };
+        while let Some((path, _)) = files.pop_front_if(|(_, parts)| parts.is_empty()) {
+            let open = self.open.take().map_or_else(|| File::create(beside(&path)), Ok);
+            if let Err(error) = open.and_then(|_| fs::rename(beside(&path), &path)) {
+                note(&mut self.failure, &path, error);
             }
-            let beside = path.with_added_extension("new");
-            let written = match self.open.take() {
-                Some(file) => Ok(file),
-                None => File::create(&beside),
-            };
-            let written = written.and_then(|mut file| file.write_all(bytes.take().unwrap_or_default()).map(|()| file));
-            match written {
-                Ok(_) if is_complete => self.note(&path, fs::rename(&beside, &path)),
-                Ok(file) => self.open = Some(file),
-                Err(error) => self.note(&path, Err(error)),
-            }
-            if !is_complete {
-                break;
-            }
-            self.files.pop_front();
         }
     }
+}
 
-    fn note(&mut self, path: &Path, result: io::Result<()>) {
-        if let (Err(error), Ok(())) = (result, &self.failure) {
-            self.failure = Err((path.to_path_buf(), error));
-        }
+/// The name of a file that is not complete.
+fn beside(path: &Path) -> PathBuf {
+    path.with_added_extension("new")
+}
+
+/// Keeps the first error.
+fn note(failure: &mut OfFile, path: &Path, error: io::Error) {
+    if failure.is_ok() {
+        *failure = Err((path.to_path_buf(), error));
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tests of checkpoints in the memory of several machines, which are folders here.
 
-use super::held::{Answer, Held, Request, What, steps, whole};
+use super::held::{Answer, Held, Request, What};
+use super::recovery::{Found, copy_newest};
 use super::*;
 use crate::run::copies;
 use burn::nn::{Linear, LinearConfig};
@@ -70,27 +71,14 @@ fn held(root: &Path, machine: usize) -> Vec<Held> {
 
 /// Collects the newest checkpoint that these machines hold; returns its step.
 fn collect(root: &Path, machines: &[usize], run: &Path) -> Option<Result<u64, String>> {
-    let all: Vec<_> = machines.iter().map(|machine| held(root, *machine)).collect();
-    let mut bad = vec![];
-    let found = steps(&all).into_iter().find_map(|step| Some((step, whole(&all, step, &bad)?)));
-    let (step, mut parts) = found?;
-    loop {
-        let mut failures = vec![];
-        for (i, parts) in parts.into_iter().enumerate() {
-            let what = What::Copy { step, parts, run: run.into() };
-            if let Answer::Failed { why, part } = ask(root, machines[i], what) {
-                bad.push((i, part.expect("a part")));
-                failures.push(why);
-            }
-        }
-        match (failures.pop(), whole(&all, step, &bad)) {
-            (None, _) => break,
-            (Some(_), Some(others)) => parts = others,
-            (Some(why), None) => return Some(Err(why)),
-        }
+    let ask_each = |of_each: Vec<(usize, What)>| {
+        of_each.into_iter().map(|(machine, what)| Ok(ask(root, machines[machine], what))).collect()
+    };
+    match copy_newest(machines.len(), run, &ask_each) {
+        Ok((Found::Step(step), _)) => Some(Ok(step)),
+        Ok((Found::Damaged(why), _)) | Err(why) => Some(Err(why)),
+        Ok((Found::Nothing, _)) => None,
     }
-    Folder::of_run(run).clean(&copies::are_same).unwrap();
-    Some(Ok(step))
 }
 
 fn values(checkpoint: &Path) -> Vec<(String, Vec<f32>)> {
