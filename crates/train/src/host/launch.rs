@@ -178,7 +178,6 @@ fn started_by(variable: &dyn Fn(&str) -> Option<String>) -> Option<StartedBy> {
 #[cfg(not(feature = "mpi"))]
 mod without_mpi {
     use comm::{CommError, Communicator, RankFailure, Timeouts};
-    use fsdp::FsdpError;
     use std::{env, error::Error};
 
     pub enum MpiWorld {}
