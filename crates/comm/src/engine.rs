@@ -68,7 +68,8 @@ pub trait Engine: Send + Sync {
     /// may return before the payload is received, which moves while both ranks compute.
     fn send(&self, payload: Payload, to: usize) -> Result<(), CommError>;
 
-    /// Returns the next payload from rank `from`.
+    /// Returns the next payload from rank `from`. One that was on the CPU there is on the CPU here, whatever the rank's
+    /// device.
     fn recv(&self, from: usize) -> Result<Payload, CommError>;
 
     /// Creates a group from some of this group's ranks, including this one, given in ascending order. Every rank of

@@ -1,11 +1,11 @@
 //! Collectives by NCCL between CUDA GPUs, one rank on each, with `KILN_KERNEL_DEVICE=cuda`. Ranks are threads, and with
-//! the feature `mpi` also processes. Values are whole numbers
-//! that all dtypes add exactly, so the order of sums does not matter, and results have the bits of those on the CPU.
+//! the feature `mpi` also processes. Values are whole numbers that all dtypes add exactly, so the order of sums does not
+//! matter, and results have the bits of those on the CPU.
 #![cfg(feature = "nccl")]
 
 mod common;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
 use comm::{CommError, Communicator, Reduce, run_ranks};
 use common::*;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
@@ -34,9 +34,13 @@ fn devices() -> Option<(Vec<Device>, MutexGuard<'static, ()>)> {
 }
 
 fn floats(comm: &Communicator, dtype: DType, len: usize) -> Tensor<1> {
-    let value = |i| noise((comm.rank() * 100_000 + i) as u64, 33) as f32 - 16.0;
-    let data = TensorData::new((0..len).map(value).collect::<Vec<_>>(), [len]);
-    Tensor::from_data(data.convert_dtype(dtype), (comm.device(), dtype))
+    Tensor::from_data(floats_of(comm.rank(), len).convert_dtype(dtype), (comm.device(), dtype))
+}
+
+/// The values of a rank.
+fn floats_of(rank: usize, len: usize) -> TensorData {
+    let value = |i| noise((rank * 100_000 + i) as u64, 33) as f32 - 16.0;
+    TensorData::new((0..len).map(value).collect::<Vec<_>>(), [len])
 }
 
 fn ints(comm: &Communicator, len: usize) -> Tensor<1, Int> {
@@ -132,6 +136,46 @@ fn threads_of_a_rank_use_their_own_groups_at_once() {
     });
 }
 
+/// All ranks send to both neighbors before they receive, as the stages of a pipeline may, while another thread runs
+/// collectives of the same ranks.
+#[test]
+fn messages_cross_each_other_and_collectives() {
+    let Some((devices, _alone)) = devices() else { return };
+    const CALLS: usize = 6;
+    on(devices, |comm| {
+        let comm = comm.clone().by_nccl(comm::TIMEOUT).unwrap();
+        let (group, (me, n)) = (comm.split(0).unwrap(), (comm.rank(), comm.world_size()));
+        let neighbors = [(me + 1) % n, (me + n - 1) % n];
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for call in 0..CALLS {
+                    let sum = group.all_reduce(Tensor::<1>::full([50], call as f32, group.device()), Reduce::Sum);
+                    assert_eq!(values(sum.unwrap().into_data()), vec![(n * call) as f64; 50]);
+                }
+            });
+            for call in 0..CALLS {
+                let len = 100 * call; // the first is empty
+                for to in neighbors {
+                    comm.send(floats(&comm, DType::F32, len), to).unwrap();
+                    comm.send(ints(&comm, 9), to).unwrap();
+                    // These move by the engine below.
+                    comm.send(Tensor::<1>::from_data(floats_of(me, 3), &Device::flex()), to).unwrap();
+                }
+                for from in neighbors {
+                    let on_card = comm.recv::<Float>(from).unwrap();
+                    assert_eq!(on_card.device(), *comm.device());
+                    assert_eq!(values(on_card.into_data()), values(floats_of(from, len)), "from {from} to {me}");
+                    let numbers = values(comm.recv::<Int>(from).unwrap().into_data());
+                    assert_eq!(numbers, (0..9).map(|i| (from * 1000 + i) as f64).collect::<Vec<_>>());
+                    let on_cpu = comm.recv::<Float>(from).unwrap();
+                    assert_eq!(on_cpu.device(), Device::flex());
+                    assert_eq!(values(on_cpu.into_data()), values(floats_of(from, 3)));
+                }
+            }
+        });
+    });
+}
+
 #[test]
 fn ranks_that_disagree_fail_or_are_late_end_the_others_calls() {
     let Some((devices, _alone)) = devices() else { return };
@@ -150,6 +194,13 @@ fn ranks_that_disagree_fail_or_are_late_end_the_others_calls() {
     let failed = run(|comm| match comm.rank() {
         1 => Err(CommError::Engine("on purpose".into())),
         _ => comm.all_gather(floats(comm, DType::F32, 5)).map(drop),
+    });
+    assert!(failed.contains("on purpose"), "{failed}");
+    // The postman of rank 0 waits for rank 2, which never asks, and rank 2 for rank 1.
+    let failed = run(|comm| match comm.rank() {
+        0 => comm.send(floats(comm, DType::F32, 5), 2),
+        1 => Err(CommError::Engine("on purpose".into())),
+        _ => comm.recv::<Float>(1).map(drop),
     });
     assert!(failed.contains("on purpose"), "{failed}");
     assert!(start.elapsed() < Duration::from_secs(20), "nobody has waited for the timeout");

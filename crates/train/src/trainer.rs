@@ -13,6 +13,7 @@ pub(crate) mod recorder;
 mod reporting;
 mod sampling;
 pub(crate) mod saving;
+mod signs;
 mod stragglers;
 mod validating;
 pub(crate) mod validation;
@@ -49,6 +50,7 @@ use non_finite::describe;
 pub use pace::Pace;
 use profile::StepProfile;
 use saving::Made;
+use signs::Signs;
 
 /// The outcome of a run.
 #[derive(Debug, Clone)]
@@ -308,34 +310,33 @@ impl<'a> Trainer<'a> {
         self.begin_profile(self.pace.steps);
         let (job, loads) = (self.job, &self.loads);
         let is_time = self.is_time();
-        let one_if = |condition: bool| if condition { 1.0 } else { 0.0 };
-        let is_writing = self.memory.as_ref().is_some_and(MemorySaver::is_writing);
-        let mine = [
-            asked_to_stop(job),
+        let mine = Signs {
+            stops: job.stop.load(Ordering::Relaxed),
             is_time,
-            one_if(self.saver.has_failed()),
-            one_if(is_nearly_full),
-            one_if(is_writing),
-            one_if(self.recorder.is_refused()),
-        ];
-        let numbers = || [&mine[..], &loads.numbers(job.config.expert_layers())].concat();
+            save_has_failed: self.saver.has_failed(),
+            is_nearly_full,
+            writes_memory: self.memory.as_ref().is_some_and(MemorySaver::is_writing),
+            lacks_metrics: self.recorder.is_refused(),
+        };
+        let numbers = || [&mine.numbers()[..], &loads.numbers(job.config.expert_layers())].concat();
         let mut update =
-            |fsdp: &mut Fsdp<Batch>, sums: &[f64]| update_selection_biases(&job.config, fsdp, &sums[mine.len()..]);
+            |fsdp: &mut Fsdp<Batch>, sums: &[f64]| update_selection_biases(&job.config, fsdp, &sums[Signs::COUNT..]);
         let update: Option<BeforeStep<Batch>> = if loads.follows { Some(&mut update) } else { None };
         let report = self.fsdp.train_step_with(&micro_batches, &weights, lr, numbers, update)?;
         self.end_profile(self.pace.steps, step + 1, started)?;
         self.times = report.times;
-        self.stop |= report.sums[0] > 0.0;
-        self.is_due |= report.sums[1] > 0.0;
-        self.load_sums = report.sums[mine.len()..].to_vec();
-        if report.sums[2] > 0.0 {
+        let any = Signs::of_any(&report.sums);
+        self.stop |= any.stops;
+        self.is_due |= any.is_time;
+        self.load_sums = report.sums[Signs::COUNT..].to_vec();
+        if any.save_has_failed {
             self.skip_saving()?;
         }
-        self.lacks_metrics = report.sums[5] > 0.0;
-        if report.sums[4] == 0.0 {
+        self.lacks_metrics = any.lacks_metrics;
+        if !any.writes_memory {
             self.finish_in_memory()?;
         }
-        self.shrinks = report.sums[3] > 0.0 && self.may_shrink();
+        self.shrinks = any.is_nearly_full && self.may_shrink();
         let done = step + 1;
         match &report.non_finite {
             Some(at) if train.on_non_finite == OnNonFinite::Stop && !attempt::skips(done) => {
@@ -367,7 +368,7 @@ impl<'a> Trainer<'a> {
     /// step's messages carry the answer.
     fn should_stop(&mut self) -> Result<bool, TrainError> {
         self.comm.flight().heartbeat();
-        self.stop |= self.fsdp.all_reduce(&[asked_to_stop(self.job)])?[0] > 0.0;
+        self.stop |= self.fsdp.all_reduce(&[f64::from(self.job.stop.load(Ordering::Relaxed))])?[0] > 0.0;
         Ok(self.stop)
     }
 
@@ -385,9 +386,4 @@ impl<'a> Trainer<'a> {
             pace: self.pace,
         }
     }
-}
-
-/// What a rank contributes to every step: 1 if it was asked to stop.
-fn asked_to_stop(job: &Job) -> f64 {
-    if job.stop.load(Ordering::Relaxed) { 1.0 } else { 0.0 }
 }

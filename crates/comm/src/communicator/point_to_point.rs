@@ -14,7 +14,8 @@ impl Communicator {
         self.metered(&whole(collective, &tensor), || self.engine.send(tensor, to).map(|()| ((), Cost::default())))
     }
 
-    /// Returns the next tensor from rank `from`.
+    /// Returns the next tensor from rank `from`. One that was on the CPU there is on the CPU here, whatever the rank's
+    /// device.
     ///
     /// # Errors
     /// Also returns an error if the tensor is of another kind.

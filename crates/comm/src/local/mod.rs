@@ -342,6 +342,9 @@ impl Engine for LocalEngine {
     fn recv(&self, from: usize) -> Result<Payload, CommError> {
         let take = |state: &mut GroupState| state.receive(from, self.rank).map(Ok);
         let parcel = self.wait(self.group.lock(), Wait::Peer(from), Collective::Recv(from), take)?;
+        if parcel.is_on_cpu() {
+            return Ok(parcel.into_payload());
+        }
         Ok(fetch(&[(&parcel, 0..parcel.len())], &self.device).swap_remove(0))
     }
 

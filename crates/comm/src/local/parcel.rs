@@ -30,6 +30,11 @@ impl Parcel {
         self.payload
     }
 
+    /// Returns whether the tensor is on the CPU.
+    pub fn is_on_cpu(&self) -> bool {
+        self.payload.is_on_cpu()
+    }
+
     /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.payload.len()

@@ -20,6 +20,7 @@ impl MpiEngine {
             signature: Some(signature.clone()),
             part: parts.get(rank).and_then(Option::as_ref).map(|part| (part.len(), part.dtype())),
             free_group,
+            on_cpu: false,
         };
         let mut sending = Transfers::default();
         for (rank, world_rank) in self.others() {

@@ -14,6 +14,8 @@ pub struct Header {
     pub part: Option<Part>,
     /// A group number that is free as far as this rank knows.
     pub free_group: u64,
+    /// Whether the part is a message from a CPU, and stays on the CPU.
+    pub on_cpu: bool,
 }
 
 /// Reductions in the order of their codes.
@@ -21,7 +23,7 @@ const REDUCES: [Reduce; 3] = [Reduce::Sum, Reduce::Mean, Reduce::Max];
 
 impl Header {
     /// The last header of a rank.
-    pub const LEFT: Self = Self { signature: None, part: None, free_group: 0 };
+    pub const LEFT: Self = Self { signature: None, part: None, free_group: 0, on_cpu: false };
 
     pub fn to_bytes(&self) -> Bytes {
         let (collective, rank) = self.signature.as_ref().map_or((0, 0), |signature| code(signature.collective));
@@ -36,7 +38,7 @@ impl Header {
             count(part_len),
             dtype_code(part_dtype),
             self.free_group,
-            0,
+            u64::from(self.on_cpu),
         ];
         Bytes::from_elems(words.to_vec())
     }
@@ -44,7 +46,8 @@ impl Header {
     /// Decodes a header; returns `None` if the bytes are not a header.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
-        let &[collective, rank, len, dtype, part_len, part_dtype, free_group, 0] = words.as_slice() else {
+        let &[collective, rank, len, dtype, part_len, part_dtype, free_group, on_cpu @ (0 | 1)] = words.as_slice()
+        else {
             return None;
         };
         let count = |code: u64| code.checked_sub(1).map(|len| len as usize);
@@ -54,7 +57,7 @@ impl Header {
             0 => None,
             code => Some(Signature { collective: collective_of(code, rank as usize)?, len, dtype }),
         };
-        Some(Self { signature, part: count(part_len).zip(dtype_of(part_dtype)), free_group })
+        Some(Self { signature, part: count(part_len).zip(dtype_of(part_dtype)), free_group, on_cpu: on_cpu == 1 })
     }
 }
 
@@ -163,7 +166,7 @@ mod tests {
     fn due(collective: Collective, part: Option<Part>, between: [usize; 2]) -> Result<Option<Part>, String> {
         let len = (collective != Collective::AllToAll).then_some(12);
         let signature = Signature { collective, len, dtype: Some(DType::F32) };
-        let header = Header { signature: Some(signature.clone()), part, free_group: 0 };
+        let header = Header { signature: Some(signature.clone()), part, free_group: 0, on_cpu: part.is_some() };
         assert_eq!(Header::from_bytes(&header.to_bytes()), Some(header.clone()));
         due_part(&signature, &header, between, 4)
     }

@@ -72,17 +72,28 @@ struct Inbox {
 /// A message that comes or has come.
 struct Letter {
     part: Part,
+    on_cpu: bool,
     transfers: Transfers,
 }
 
+/// A message that has come.
+pub struct Received {
+    /// Its length and dtype.
+    pub part: Part,
+    /// Whether the sender had it on a CPU.
+    pub on_cpu: bool,
+    /// Its elements.
+    pub bytes: Bytes,
+}
+
 impl Mail {
-    /// Sends a part to a rank. It is kept until it is received.
+    /// Sends a part, which the sender has `on_cpu` or not, to a rank. It is kept until it is received.
     ///
     /// # Errors
     /// Returns a rank that cannot be reached.
-    pub fn send(&self, group: u64, to: usize, part: Part, bytes: Bytes) -> Result<(), usize> {
+    pub fn send(&self, group: u64, to: usize, part: Part, on_cpu: bool, bytes: Bytes) -> Result<(), usize> {
         let signature = Some(Signature { collective: Collective::Send(to), len: None, dtype: None });
-        let header = Header { signature, part: Some(part), free_group: 0 };
+        let header = Header { signature, part: Some(part), free_group: 0, on_cpu };
         let mut transfers = Transfers::default();
         transfers.send(header.to_bytes(), [to], Tag::MailHeader.of(group));
         transfers.send(bytes, [to], Tag::Mail.of(group));
@@ -113,7 +124,7 @@ impl Mail {
     }
 
     /// Looks for the next part from a rank in a group.
-    pub fn look_for_part(&self, group: u64, from: usize, collective: Collective) -> Polled<(Part, Bytes)> {
+    pub fn look_for_part(&self, group: u64, from: usize, collective: Collective) -> Polled<Received> {
         let (mut state, mut is_new) = (self.lock(), false);
         state.inboxes.entry((group, from)).or_insert_with(|| {
             is_new = true;
@@ -199,7 +210,7 @@ impl Inbox {
         while self.end.is_none() && self.letters.len() < AHEAD {
             let Some(header) = receive_header(from, Tag::MailHeader.of(group)) else { break };
             match self.part(header) {
-                Ok(part) => self.letters.push_back(Letter::start(part, from, Tag::Mail.of(group))),
+                Ok((part, on_cpu)) => self.letters.push_back(Letter::start(part, on_cpu, from, Tag::Mail.of(group))),
                 Err(reason) => self.end = Some(reason),
             }
         }
@@ -208,27 +219,27 @@ impl Inbox {
         }
     }
 
-    /// Returns the part that a header announces.
+    /// Returns the part that a header announces, and whether it is on the CPU.
     ///
     /// # Errors
     /// Returns the reason why none comes.
-    fn part(&self, header: Option<Header>) -> Result<Part, String> {
+    fn part(&self, header: Option<Header>) -> Result<(Part, bool), String> {
         let header = header.ok_or(NOT_A_HEADER)?;
         if header.signature.is_none() {
             return Err(LEFT.into());
         }
         let any = Signature { collective: self.collective, len: None, dtype: None };
-        due_part(&any, &header, [0, 0], 1).map(|part| part.expect("mail is a part"))
+        due_part(&any, &header, [0, 0], 1).map(|part| (part.expect("mail is a part"), header.on_cpu))
     }
 
     /// Takes the next part.
-    fn take(&mut self, from: usize) -> Polled<(Part, Bytes)> {
+    fn take(&mut self, from: usize) -> Polled<Received> {
         match self.letters.front_mut().map(|letter| letter.transfers.done()) {
             Some(Ok(false)) => Polled::Missing(vec![from]),
             Some(Err(rank)) => Polled::Lost(rank, REFUSED.into()),
             Some(Ok(true)) => {
-                let Letter { part, transfers } = self.letters.pop_front().expect("it is there");
-                Polled::Done((part, transfers.into_received().remove(0)))
+                let Letter { part, on_cpu, transfers } = self.letters.pop_front().expect("it is there");
+                Polled::Done(Received { part, on_cpu, bytes: transfers.into_received().remove(0) })
             }
             None => match &self.end {
                 Some(reason) => Polled::Lost(from, reason.clone()),
@@ -244,10 +255,10 @@ impl Inbox {
 
 impl Letter {
     /// Starts to receive a part.
-    fn start((len, dtype): Part, from: usize, tag: i32) -> Self {
+    fn start((len, dtype): Part, on_cpu: bool, from: usize, tag: i32) -> Self {
         let mut transfers = Transfers::default();
         transfers.receive(buffer(len, dtype), [(from, 0..len * dtype.size())], tag);
-        Self { part: (len, dtype), transfers }
+        Self { part: (len, dtype), on_cpu, transfers }
     }
 
     fn is_moving(&self) -> bool {

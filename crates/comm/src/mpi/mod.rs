@@ -33,6 +33,7 @@ use crate::payload::Part;
 use crate::{Collective, CommError, Cost, Engine, Payload, Signature, Timeouts};
 use burn::tensor::{Bytes, DType, Device, TensorData};
 use header::Header;
+use mail::Received;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -268,8 +269,8 @@ impl Engine for MpiEngine {
     fn send(&self, payload: Payload, to: usize) -> Result<(), CommError> {
         let collective = Collective::Send(to);
         self.check_failure(collective)?;
-        let part = (payload.len(), payload.dtype());
-        if let Err(rank) = self.world.mail.send(self.group, self.members[to], part, bytes_of(payload)) {
+        let (part, on_cpu) = ((payload.len(), payload.dtype()), payload.is_on_cpu());
+        if let Err(rank) = self.world.mail.send(self.group, self.members[to], part, on_cpu, bytes_of(payload)) {
             self.world.fail(rank, REFUSED.into());
         }
         self.check_failure(collective)
@@ -279,8 +280,9 @@ impl Engine for MpiEngine {
         let (collective, world_rank) = (Collective::Recv(from), self.members[from]);
         self.check_failure(collective)?;
         let look = || self.world.mail.look_for_part(self.group, world_rank, collective);
-        let ((len, dtype), bytes) = self.wait(collective, look)?;
-        Ok(self.payload(bytes, len, dtype))
+        let Received { part: (len, dtype), on_cpu, bytes } = self.wait(collective, look)?;
+        let data = TensorData::from_bytes(bytes, [len], dtype);
+        Ok(Payload::from_data(data, &if on_cpu { Device::flex() } else { self.device.clone() }))
     }
 
     fn expect_agreement(&self) {

@@ -1,6 +1,7 @@
 //! The engine of ranks with a GPU each, whose tensors move by NCCL: feature `nccl`.
 
 mod meeting;
+mod messages;
 mod turns;
 
 use crate::engine::Metered;
@@ -10,13 +11,14 @@ use crate::{Collective, CommError, Cost, Engine, Payload, Reduce, Signature, Sum
 use ::nccl::{Call, Communicator, Element, NcclError, Reduction, UniqueId};
 use burn::tensor::{DType, Device, Tensor};
 use meeting::Met;
+use messages::Messages;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use turns::{Turn, Turns};
 
 /// A rank whose tensors on the GPU move by NCCL. Everything else moves by the engine below, threads or MPI: what ranks
-/// agree on, tensors on the CPU, and [messages](Engine::send) from one rank to another.
+/// agree on, and tensors on the CPU.
 ///
 /// ```text
 /// rank 0  call, number to 1 | turn to 1 | NCCL queues | poll, check failures, poll .. | result
@@ -27,7 +29,10 @@ use turns::{Turn, Turns};
 ///   agree on the order in which calls of several groups are queued on their GPUs. No rank queues a call before its
 ///   turn has come on all, so no GPU waits for a rank that is not about to queue it too.
 /// * Each call waits on the host until the GPU has done it, so that a rank that fails can be noticed, and the GPUs be
-///   freed from waiting for it. After a failure, NCCL's communicator is aborted on every rank.
+///   freed from waiting for it. After a failure, NCCL's communicator is aborted on every rank. An event could wait in
+///   the host's place, but only in all streams of the GPU, since CubeCL does not expose its own: kernels of other
+///   threads, which a call on a thread of its own overlaps, would wait with them.
+/// * [Messages](Engine::send) are queued when the receiver asks for them; the sender does not wait.
 /// * NCCL adds in an order of its own. A sum is bitwise the same every time on the same GPUs and machines; on others,
 ///   and with another engine, it may differ in the last bits. 16-bit floats are added in f32 and rounded once, so sums
 ///   of them cross the links in f32: `reduce_scatter` moves twice the bytes.
@@ -44,6 +49,7 @@ pub struct NcclEngine {
     group: u64,
     splits: AtomicU64,
     communicator: Mutex<Option<Communicator>>,
+    messages: Messages,
 }
 
 impl From<NcclError> for CommError {
@@ -65,28 +71,25 @@ impl NcclEngine {
                 format!("rank {} has {:?}, and NCCL moves tensors between CUDA GPUs", host.rank(), host.device());
             return Err(CommError::Engine(reason));
         };
-        Ok(Arc::new(Self::new(host, memory.number(), timeouts.into(), Arc::default(), 0)))
+        Ok(Arc::new(Self::new(host, memory.number(), timeouts.into(), Arc::default(), 0)?))
     }
 
-    fn new(host: Arc<dyn Engine>, card: usize, timeouts: Timeouts, turns: Arc<Turns>, group: u64) -> Self {
-        Self { host, card, timeouts, turns, group, splits: AtomicU64::new(0), communicator: Mutex::default() }
+    /// All ranks of the group call this.
+    fn new(
+        host: Arc<dyn Engine>,
+        card: usize,
+        timeouts: Timeouts,
+        turns: Arc<Turns>,
+        group: u64,
+    ) -> Result<Self, CommError> {
+        let everyone: Vec<_> = (0..host.world_size()).collect();
+        let messages = Messages::new(host.split(&everyone)?);
+        let (splits, communicator) = (AtomicU64::new(0), Mutex::default());
+        Ok(Self { host, card, timeouts, turns, group, splits, communicator, messages })
     }
 
-    /// Returns a check of a call in progress: it fails if a rank of the world has failed, or when the time is up.
-    fn check(&self, collective: Collective) -> impl FnMut() -> Result<(), CommError> {
-        let (start, timeout) = (Instant::now(), self.timeouts.call);
-        move || {
-            self.host.check(collective)?;
-            if start.elapsed() < timeout {
-                return Ok(());
-            }
-            let rank = self.rank();
-            let reason = format!(
-                "{collective} on rank {rank} of {}: NCCL has not ended within {timeout:?} what all ranks have called",
-                self.world_size()
-            );
-            Err(CommError::Engine(reason))
-        }
+    fn check(&self, collective: Collective) -> impl FnMut() -> Result<(), CommError> + use<> {
+        until(self.host.clone(), self.timeouts.call, collective)
     }
 
     /// Runs calls of NCCL when their turn has come.
@@ -132,15 +135,46 @@ impl NcclEngine {
 }
 
 impl Drop for NcclEngine {
-    /// After a failure, the communicator does not wait for the other ranks.
     fn drop(&mut self) {
         let joined = self.communicator.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(communicator) = joined
-            && self.host.check(Collective::Barrier).is_err()
-        {
-            communicator.abort();
-        }
+        let_go(&*self.host, joined.as_mut());
     }
+}
+
+/// Before a communicator is dropped: after a failure, it does not wait for the other ranks.
+fn let_go(host: &dyn Engine, joined: Option<&mut Communicator>) {
+    if let Some(communicator) = joined
+        && host.check(Collective::Barrier).is_err()
+    {
+        communicator.abort();
+    }
+}
+
+/// Returns a check of a call in progress: it fails if a rank of the world has failed, or when the time is up.
+fn until(
+    host: Arc<dyn Engine>,
+    timeout: Duration,
+    collective: Collective,
+) -> impl FnMut() -> Result<(), CommError> + use<> {
+    let start = Instant::now();
+    move || {
+        host.check(collective)?;
+        if start.elapsed() < timeout {
+            return Ok(());
+        }
+        let reason = format!(
+            "{collective} on rank {} of {}: NCCL has not ended within {timeout:?} what all ranks have called",
+            host.rank(),
+            host.world_size()
+        );
+        Err(CommError::Engine(reason))
+    }
+}
+
+/// Returns the hash of numbers by FNV-1a.
+fn fnv(numbers: &[u64]) -> u64 {
+    let bytes = numbers.iter().flat_map(|number| number.to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// Makes a call of two addresses.
@@ -256,24 +290,20 @@ impl Engine for NcclEngine {
         self.host.expect_agreement();
     }
 
-    /// By the engine below: NCCL would hold up all later calls on this GPU until the tensor is received.
     fn send(&self, payload: Payload, to: usize) -> Result<(), CommError> {
-        self.host.send(payload, to)
+        self.post(payload, to)
     }
 
     fn recv(&self, from: usize) -> Result<Payload, CommError> {
-        self.host.recv(from)
+        self.receive(from)
     }
 
     fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError> {
         let split = self.splits.fetch_add(1, Ordering::Relaxed);
-        // FNV-1a of the way from the world to the group.
-        let path = [self.group, split, members[0] as u64];
-        let bytes = path.iter().flat_map(|step| step.to_le_bytes());
-        let group =
-            bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+        // The way from the world to the group.
+        let group = fnv(&[self.group, split, members[0] as u64]);
         let host = self.host.split(members)?;
-        Ok(Arc::new(Self::new(host, self.card, self.timeouts, self.turns.clone(), group)))
+        Ok(Arc::new(Self::new(host, self.card, self.timeouts, self.turns.clone(), group)?))
     }
 
     fn check(&self, collective: Collective) -> Result<(), CommError> {

@@ -4,7 +4,7 @@ use crate::FsdpError;
 use crate::api::activations::Tensors;
 use crate::api::call::Call;
 use crate::api::units::ShapeOf;
-use burn::tensor::{DType, Float, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
 use comm::{CommError, Communicator};
 use schedule::{Direction, Peer, Value};
 
@@ -76,12 +76,13 @@ impl<B> Messages<'_, B> {
     }
 }
 
-/// Sends tensors to rank `to`: the sizes of each, and its elements.
+/// Sends tensors to rank `to`: the sizes of each, and its elements. The sizes stay on the CPU, so that their receiver does
+/// not wait for its GPU.
 fn send(ranks: &Communicator, x: &Tensors, to: usize) -> Result<(), CommError> {
     for (sizes, flat) in x.flat() {
         let rank = sizes.len();
         let sizes = TensorData::new(sizes.into_iter().map(|size| size as i64).collect(), [rank]);
-        ranks.send(Tensor::<1, Int>::from_data(sizes, (ranks.device(), DType::I64)), to)?;
+        ranks.send(Tensor::<1, Int>::from_data(sizes, (&Device::flex(), DType::I64)), to)?;
         ranks.send(flat, to)?;
     }
     Ok(())

@@ -40,12 +40,12 @@ impl Trainer<'_> {
         self.is_due && self.skips == 0
     }
 
-    /// What rank 0 contributes to every step: 1 if a checkpoint is due by its clock. All ranks then make the same
-    /// decision.
-    pub fn is_time(&self) -> f64 {
+    /// Returns whether a checkpoint is due by rank 0's clock; all ranks learn of it in the [sums](super::signs) of a
+    /// step.
+    pub fn is_time(&self) -> bool {
         let due = |minutes: f64| self.saved_at.elapsed().as_secs_f64() >= 60.0 * minutes;
         let minutes = self.job.config.checkpoint.every_minutes.filter(|_| self.rank == 0);
-        if minutes.is_some_and(due) { 1.0 } else { 0.0 }
+        minutes.is_some_and(due)
     }
 
     /// Starts saving the run after `step` steps, once the previous checkpoint is complete.
