@@ -203,5 +203,8 @@ fn ranks_that_disagree_fail_or_are_late_end_the_others_calls() {
         _ => comm.recv::<Float>(1).map(drop),
     });
     assert!(failed.contains("on purpose"), "{failed}");
+    let shared = vec![devices[0].clone(), devices[1].clone(), devices[1].clone()];
+    let shared = run_ranks(shared, HANG, |comm| comm.by_nccl(HANG).map(drop)).unwrap_err().to_string();
+    assert!(shared.contains("ranks 1 and 2 both have cuda:1"), "{shared}");
     assert!(start.elapsed() < Duration::from_secs(20), "nobody has waited for the timeout");
 }

@@ -209,6 +209,25 @@ fn emulated(folder: &Path, args: &[&str], steps: usize) -> (Vec<String>, usize) 
     (held, waits.split(' ').next().unwrap().parse().unwrap())
 }
 
+/// Collectives of two data ranks and messages between two stages.
+#[cfg(feature = "nccl")]
+#[test]
+fn nccl_gives_the_cpus_losses() {
+    use burn::tensor::{Device, DeviceType};
+
+    let Some((folder, device)) = folder() else { return };
+    if device != "cuda" || Device::enumerate(DeviceType::Cuda).into_iter().count() < 4 {
+        eprintln!("skipped: there are no four CUDA cards");
+        return;
+    }
+    let args = [TINY, &["--gpus=4", "--steps=4", FP32, "--set=parallel.pp=2", "--set=parallel.strategy=full_shard"]];
+    let [by_nccl, cpu] =
+        [["--device=cuda", "--set=comm.nccl=true"], ["--device=cpu", "--set=comm.nccl=false"]].map(|engine| {
+            losses(folder.path(), &[&args.concat()[..], &engine].concat(), engine[0].trim_start_matches("--device="))
+        });
+    near(&by_nccl, &cpu, 1e-4);
+}
+
 /// Two processes with a card each. There is one order to add two numbers in, so NCCL's sums have the bits of MPI's.
 #[cfg(all(feature = "nccl", feature = "mpi"))]
 #[test]

@@ -74,6 +74,24 @@ impl NcclEngine {
         self.greatest(&Signature { collective, len: None, dtype: None }, vec![0]).map(drop)
     }
 
+    /// Returns an error on all ranks if two of them have the same GPU.
+    pub(super) fn check_cards(&self) -> Result<(), CommError> {
+        let mut cards = vec![0; self.world_size()];
+        cards[self.rank()] = self.card as i64;
+        let (cards, _) =
+            self.greatest(&Signature { collective: Collective::Barrier, len: None, dtype: None }, cards)?;
+        let place = |rank: usize| (self.machine(rank), cards[rank]);
+        let shared = (0..cards.len()).find_map(|b| Some(((0..b).find(|a| place(*a) == place(b))?, b)));
+        match shared {
+            None => Ok(()),
+            Some((a, b)) => Err(CommError::Engine(format!(
+                "ranks {a} and {b} both have cuda:{}, and NCCL takes one rank on each GPU: start at most as many ranks as \
+                 there are GPUs, or set comm.nccl to false",
+                cards[a]
+            ))),
+        }
+    }
+
     /// Gives rank 0's identifier to all ranks.
     pub(super) fn share(&self, collective: Collective, id: Result<UniqueId, CommError>) -> Result<UniqueId, CommError> {
         let signature = Signature { collective, len: None, dtype: None };

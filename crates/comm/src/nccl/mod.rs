@@ -62,7 +62,7 @@ impl NcclEngine {
     /// Creates the engine of a rank over that of its world, whose device is a CUDA GPU that no other rank has.
     ///
     /// # Errors
-    /// NCCL cannot be loaded, or the device is not a CUDA GPU.
+    /// NCCL cannot be loaded, the device is not a CUDA GPU, or two ranks have the same one.
     pub fn over(host: Arc<dyn Engine>, timeouts: impl Into<Timeouts>) -> Result<Arc<dyn Engine>, CommError> {
         ::nccl::version()?;
         let probe = Payload::Float(Tensor::empty([1], host.device()));
@@ -71,7 +71,9 @@ impl NcclEngine {
                 format!("rank {} has {:?}, and NCCL moves tensors between CUDA GPUs", host.rank(), host.device());
             return Err(CommError::Engine(reason));
         };
-        Ok(Arc::new(Self::new(host, memory.number(), timeouts.into(), Arc::default(), 0)?))
+        let engine = Self::new(host, memory.number(), timeouts.into(), Arc::default(), 0)?;
+        engine.check_cards()?;
+        Ok(Arc::new(engine))
     }
 
     /// All ranks of the group call this.
