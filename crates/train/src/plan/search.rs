@@ -257,7 +257,8 @@ fn candidates(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) 
             }
         }
     }
-    found.into_par_iter().filter(|config| config.validate().is_ok()).collect()
+    // The error of an invalid layout would name one that fits, which takes longer than to leave it out.
+    found.into_par_iter().filter(|config| config.is_laid_out() && config.validate().is_ok()).collect()
 }
 
 #[cfg(test)]
