@@ -17,7 +17,7 @@ pub(crate) trait AnyUnit {
     fn name(&self) -> &str;
 
     /// Returns the parameters in visiting order, with full names: the unit's name, a dot, and the path.
-    fn params(&self) -> Vec<ModuleParam>;
+    fn params(&self) -> &[ModuleParam];
 
     /// Returns the paths of layers that draw random numbers in training, such as Burn's `Dropout`.
     fn random_layers(&self) -> Vec<String>;
@@ -85,8 +85,8 @@ impl<M: Module + 'static> AnyUnit for ModuleUnit<M> {
         &self.name
     }
 
-    fn params(&self) -> Vec<ModuleParam> {
-        self.params.clone()
+    fn params(&self) -> &[ModuleParam] {
+        &self.params
     }
 
     fn random_layers(&self) -> Vec<String> {

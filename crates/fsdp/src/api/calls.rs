@@ -2,7 +2,7 @@
 
 use crate::api::activations::Activations;
 use crate::api::call::{CallOutput, Function, Loss, Output, Role, in_a_row, of_first, of_last, of_middle};
-use crate::api::inspect::{self, ModuleParam};
+use crate::api::inspect::{self, Identity};
 use crate::api::units::Units;
 
 use burn::module::Module;
@@ -48,7 +48,7 @@ struct PartCall<M, B> {
 }
 
 /// Returns the parameters of a model's part, by their paths in the part.
-type ParamsOf<M> = dyn Fn(&M) -> Vec<ModuleParam>;
+type ParamsOf<M> = dyn Fn(&M) -> Vec<Identity>;
 
 /// Adds the unit of a model's part, and returns its index.
 type AddUnit<M, B> = dyn Fn(&M, &mut Units<B>) -> usize;
@@ -111,7 +111,7 @@ impl<M: 'static, B: 'static> Calls<M, B> {
         self.0.push(PartCall {
             path,
             part: Box::new(move |model| part(model)),
-            params: Box::new(move |model| inspect::params(params_of(model))),
+            params: Box::new(move |model| inspect::identities(params_of(model))),
             add: Box::new(move |model, units| units.add(name.clone(), of(model).clone()).index),
             role,
             forward,
@@ -157,8 +157,8 @@ impl<M: 'static, B: 'static> Calls<M, B> {
         M: Module,
     {
         let (mut units, mut ids) = (Units::new(), HashMap::new());
-        let mut of_model: HashMap<String, ModuleParam> =
-            inspect::params(&model).into_iter().map(|param| (param.name.clone(), param)).collect();
+        let mut of_model: HashMap<String, Identity> =
+            inspect::identities(&model).into_iter().map(|param| (param.name.clone(), param)).collect();
         let mut of_calls = HashSet::new();
         for PartCall { path, params, add, role, forward, .. } in self.0 {
             for param in params(&model) {

@@ -12,8 +12,6 @@ pub(crate) struct ModuleParam {
     /// Path of fields from the module; in a unit, it follows the unit's name and a dot.
     pub name: String,
     pub shape: Vec<usize>,
-    /// Clones of a module share the ids of its parameters.
-    pub id: ParamId,
     /// Whether the module wants its gradient, as [`Module::freeze`] and [`Module::unfreeze`] set it.
     pub requires_grad: bool,
 }
@@ -29,8 +27,26 @@ impl ModuleParam {
     }
 }
 
+/// A parameter of a module, which may have clones.
+#[derive(Debug, Clone)]
+pub(crate) struct Identity {
+    /// Path of fields from the module.
+    pub name: String,
+    pub shape: Vec<usize>,
+    /// Clones of a module share the ids of its parameters.
+    pub id: ParamId,
+}
+
 /// Returns a module's parameters in visiting order.
 pub(crate) fn params<M: Module>(module: &M) -> Vec<ModuleParam> {
+    let mut gradients = Gradients(vec![]);
+    module.visit(&mut gradients);
+    let param = |(Identity { name, shape, .. }, requires_grad)| ModuleParam { name, shape, requires_grad };
+    identities(module).into_iter().zip(gradients.0).map(param).collect()
+}
+
+/// Returns a module's parameters in visiting order, in much less time than [`params`].
+pub(crate) fn identities<M: Module>(module: &M) -> Vec<Identity> {
     Content::of(module).params
 }
 
@@ -44,15 +60,15 @@ pub(crate) fn random_layers<M: Module>(module: &M) -> Vec<String> {
 ///
 /// Burn presents a buffer as a parameter, but one that keeps its id whatever a mapper returns.
 pub(crate) fn buffers<M: Module>(module: &M) -> Vec<String> {
-    let (before, after) = (Content::of(module), Content::of(&module.clone().map(&mut NewIds)));
-    let both = before.params.into_iter().zip(after.params);
+    let (before, after) = (identities(module), identities(&module.clone().map(&mut NewIds)));
+    let both = before.into_iter().zip(after);
     both.filter(|(before, after)| before.id == after.id).map(|(buffer, _)| buffer.name).collect()
 }
 
 #[derive(Default)]
 struct Content {
     path: Vec<String>,
-    params: Vec<ModuleParam>,
+    params: Vec<Identity>,
     random_layers: Vec<String>,
 }
 
@@ -75,7 +91,7 @@ impl ModuleVisitor for Content {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let (name, shape) = (self.path.join("."), param.lazy_shape().to_vec());
-        self.params.push(ModuleParam { name, shape, id: param.id, requires_grad: requires_grad(param) });
+        self.params.push(Identity { name, shape, id: param.id });
     }
 
     /// Burn's layers with such a flag draw random numbers, except for `BatchNorm`, which has buffers.
@@ -84,6 +100,15 @@ impl ModuleVisitor for Content {
             let (_flag, layer) = self.path.split_last().expect("a flag is a field");
             self.random_layers.push(layer.join("."));
         }
+    }
+}
+
+/// Whether the module wants the gradient of each parameter.
+struct Gradients(Vec<bool>);
+
+impl ModuleVisitor for Gradients {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.push(requires_grad(param));
     }
 }
 

@@ -153,7 +153,7 @@ fn check_unit_names(units: &[Box<dyn AnyUnit>]) -> Result<(), FsdpError> {
 
 /// Refuses names that checkpoints reserve.
 fn check_names(unit: &dyn AnyUnit) -> Result<(), FsdpError> {
-    match unit.params().into_iter().find(|param| param.name.contains('@')) {
+    match unit.params().iter().find(|param| param.name.contains('@')) {
         Some(param) => {
             Err(FsdpError::Config(format!("the parameter {} has an `@` in its name: rename it", param.name)))
         }
@@ -195,7 +195,7 @@ impl Modules {
 
     /// Returns the parameters in visiting order.
     pub fn params(&self) -> Vec<ModuleParam> {
-        self.members.iter().flat_map(|member| member.params()).collect()
+        self.members.iter().flat_map(|member| member.params()).cloned().collect()
     }
 
     /// Returns the number of parameter elements.
@@ -212,9 +212,9 @@ impl Modules {
         parts: impl Fn(Class) -> usize,
         kept: &dyn Fn(&ModuleParam) -> Kept,
     ) -> Result<Classes, FsdpError> {
-        let params: Vec<(ModuleParam, Kept)> = self.params().into_iter().map(|p| (p.clone(), kept(&p))).collect();
+        let params: Vec<(Kept, ModuleParam)> = self.params().into_iter().map(|param| (kept(&param), param)).collect();
         let has = |of, trained| {
-            params.iter().any(|(_, Kept { class, is_trained, .. })| (*class, *is_trained) == (of, trained))
+            params.iter().any(|(Kept { class, is_trained, .. }, _)| (*class, *is_trained) == (of, trained))
         };
         let mut classes = Classes { places: vec![], params: vec![] };
         for (class, is_trained) in Class::ALL.into_iter().flat_map(|class| [(class, true), (class, false)]) {
@@ -223,7 +223,7 @@ impl Modules {
                 classes.params.push(ClassParams { class, is_trained, params: vec![] });
             }
         }
-        for (ModuleParam { name, shape, .. }, Kept { class, tensor_shard, is_trained }) in params {
+        for (Kept { class, tensor_shard, is_trained }, ModuleParam { name, shape, .. }) in params {
             if let Some(TensorShard { dim, blocks }) = tensor_shard {
                 check_parts(&name, class, shape.get(dim).copied().unwrap_or(1) / blocks, parts(class))?;
             }

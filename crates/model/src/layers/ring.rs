@@ -60,9 +60,13 @@ type Sum = (Tensor<4>, Tensor<3>);
 impl Ring {
     /// Maps `q_bthd` and `message_btw` of this rank's rows, and the matrix of [`Keys::Latent`], to `[b, t, heads v]`.
     pub fn forward(self, q: Tensor<4>, message: Tensor<3>, weight: Option<Tensor<2>>) -> Tensor<3> {
-        let (q_inner, m_inner) = (q.clone().inner().swap_dims(1, 2), message.clone().inner());
+        // Slices of a joined product are copied here, and not again by each send.
+        let (q_shape, m_shape, dtype) = (q.dims(), message.dims(), q.dtype());
+        let (q, message) = (flat(q), flat(message));
+        let q_inner = q.clone().inner().reshape(q_shape).swap_dims(1, 2);
+        let m_inner = message.clone().inner().reshape(m_shape);
         let (y, l) = self.attend(&q_inner, &m_inner);
-        let ([b, t, heads, v], dtype) = (y.dims(), q.dtype());
+        let [b, t, heads, v] = y.dims();
         let y = y.cast(dtype);
         let kept = y.clone();
         let back = move |d_y: Tensor<1>| {
@@ -71,11 +75,11 @@ impl Ring {
         };
         let y = y.reshape([b, t, heads * v]);
         match weight {
-            Some(weight) => with_gradients([flat(q), flat(message), flat(weight)], y, move |d_y| {
+            Some(weight) => with_gradients([q, message, flat(weight)], y, move |d_y| {
                 let [d_q, d_m, d_w] = back(d_y);
                 [d_q, d_m, d_w].map(|gradient| gradient.cast(dtype))
             }),
-            None => with_gradients([flat(q), flat(message)], y, move |d_y| {
+            None => with_gradients([q, message], y, move |d_y| {
                 let [d_q, d_m, _] = back(d_y);
                 [d_q, d_m].map(|gradient| gradient.cast(dtype))
             }),

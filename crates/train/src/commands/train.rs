@@ -1,6 +1,6 @@
 //! Training, which is the command without a subcommand.
 
-use super::values::{number, whole_number};
+use super::values::{at_least_1, number, whole_number};
 use crate::config::{Config, Source, Validation, file_with, is_overridden, names_of, presets, strategy_called};
 use crate::dry_run::Scratch;
 use crate::ending;
@@ -35,7 +35,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Number of ranks; they share devices if there are fewer
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = at_least_1)]
     gpus: Option<usize>,
     /// What each rank holds of parameters, gradients and optimizer state; zero2 is shard_grad_op, zero3 and fsdp are
     /// full_shard, hsdp is hybrid_shard
@@ -43,7 +43,7 @@ pub struct TrainArgs {
     #[arg(value_parser = PossibleValuesParser::new(strategies()).try_map(strategy))]
     strategy: Option<Strategy>,
     /// Optimizer steps
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = at_least_1)]
     steps: Option<usize>,
     /// Passes over the training data, instead of --steps; may be fractional, such as 0.5
     #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = number, conflicts_with = "steps")]
@@ -52,10 +52,10 @@ pub struct TrainArgs {
     #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = number)]
     lr: Option<f64>,
     /// Sequences per step, over all ranks
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = at_least_1)]
     batch_size: Option<usize>,
     /// Tokens per sequence
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = at_least_1)]
     seq_len: Option<usize>,
     /// Text, JSONL, CSV, TSV, Parquet (also .gz, .zst), a folder of them, .bin tokens, a folder that `prepare` wrote,
     /// any of these in an object store (s3://BUCKET/FOLDER), `shakespeare`, or `rust-crates`: the source of Kiln's

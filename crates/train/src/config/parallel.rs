@@ -146,8 +146,14 @@ impl Config {
         self.fsdp_of_chunks(self.calls_of_chunks())
     }
 
-    /// The configuration of the sharding layer, with this many calls in each chunk.
-    pub(super) fn fsdp_of_chunks(&self, calls: Vec<usize>) -> FsdpConfig {
+    /// The same without the chunks of a pipeline, which take thousands of times as long to balance as all else. Meshes,
+    /// replicas and the times of reductions do not depend on them.
+    pub(crate) fn fsdp_without_chunks(&self) -> FsdpConfig {
+        self.fsdp_of_chunks(vec![])
+    }
+
+    /// The same with this many calls in each chunk.
+    fn fsdp_of_chunks(&self, calls: Vec<usize>) -> FsdpConfig {
         let (parallel, optim) = (&self.parallel, &self.optim);
         let pipeline = match parallel.pp {
             1 => PipelineConfig::default(), // drops the schedule of a run that had more stages
@@ -184,7 +190,7 @@ impl Config {
 
     /// A line on the replicas of what a stage shards, if there are several.
     pub(crate) fn describe_replicas(&self) -> Option<String> {
-        let (fsdp, ranks) = (self.fsdp_of_chunks(vec![]), self.parallel.gpus / self.parallel.pp);
+        let (fsdp, ranks) = (self.fsdp_without_chunks(), self.parallel.gpus / self.parallel.pp);
         let (replicas, hybrid) = (fsdp.replicas(), self.parallel.strategy == Strategy::HybridShard);
         let within = if hybrid { Strategy::FullShard } else { self.parallel.strategy };
         (replicas > 1).then(|| {

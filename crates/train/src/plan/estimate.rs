@@ -41,7 +41,7 @@ impl MicroBatch {
         }
         let config = &config;
         let (family, workload) = (config.family(), workload(config, 0));
-        let mesh = config.fsdp().mesh(config.parallel.gpus).expect("the configuration is validated");
+        let mesh = config.fsdp_without_chunks().mesh(config.parallel.gpus).expect("the configuration is validated");
         let (calls, bytes, work) = (family.traffic(&workload), family.memory(&workload), family.work(&workload));
         let of_calls = |calls: &[Work], pass| calls.iter().map(|work| work.seconds(pass, &cluster.device)).sum::<f64>();
         let seconds = |pass| of_calls(&work, pass);
@@ -160,7 +160,7 @@ impl Estimate {
             false => gathered + reduced - computed / m,
         };
         let shard = of.model / parallel.gpus as f64;
-        let reduces_once = config.fsdp().reduces_once();
+        let reduces_once = config.fsdp_without_chunks().reduces_once();
         let added = if reduces_once { (m - 1.0) * of_stage } else { 0.0 };
         let element_bytes = OPTIMIZER_BYTES * shard + added_bytes(element as usize) * added;
         let stepped = element_bytes / (device.memory_bandwidth * device.efficiency.memory);

@@ -226,8 +226,6 @@ fn candidates(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) 
         true => vec![given.activation_checkpointing],
         false => vec![ActivationCheckpointing::Full, ActivationCheckpointing::None, ActivationCheckpointing::Every(2)],
     };
-    // Pipelines have many more layouts, and are searched without the third value.
-    let of_pipelines = &recomputations[..recomputations.len().min(2)];
     let mut found = vec![];
     for pp in or_given("parallel.pp", given.pp, divisors(gpus, blocks + 2)) {
         let of_stage = gpus / pp;
@@ -237,7 +235,6 @@ fn candidates(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) 
         let axes = tp.iter().flat_map(|tp| ep.iter().map(move |ep| (tp, ep)));
         let kinds = axes.flat_map(|axes| schedules.iter().map(move |schedule| (axes, schedule)));
         let sizes = kinds.flat_map(|kinds| micro_batches.iter().map(move |size| (kinds, size)));
-        let recomputations = if pp == 1 { &recomputations[..] } else { of_pipelines };
         let memory =
             || strategies.iter().flat_map(|strategy| recomputations.iter().map(move |again| (strategy, again)));
         let all = sizes.flat_map(|sizes| memory().map(move |memory| (sizes, memory)));
@@ -257,7 +254,8 @@ fn candidates(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) 
             }
         }
     }
-    found.into_par_iter().filter(|config| config.validate().is_ok()).collect()
+    // The error of an invalid layout would name one that fits, which takes longer than to leave it out.
+    found.into_par_iter().filter(|config| config.is_laid_out() && config.validate().is_ok()).collect()
 }
 
 #[cfg(test)]
@@ -287,6 +285,8 @@ mod tests {
         let found = pipelines(&of(&config_of(&chunks[..1]), &["parallel.virtual_stages"]));
         assert!(found.iter().all(|config| config.parallel.virtual_stages() == 3), "{found:?}");
         assert!(found.iter().any(|config| config.parallel.pp == 4));
+        let every_other = ActivationCheckpointing::Every(2);
+        assert!(found.iter().any(|config| config.parallel.activation_checkpointing == every_other));
         let found = pipelines(&of(&config_of(&chunks), &["parallel.virtual_stages", "parallel.stages"]));
         assert!(!found.is_empty() && found.iter().all(|config| config.parallel.pp == 2), "{found:?}");
         assert!(found.iter().all(|config| config.parallel.stages == config_of(&chunks).parallel.stages));

@@ -8,7 +8,7 @@ use model::Workload;
 /// A full micro-batch of a rank.
 pub(crate) fn workload(config: &Config, rank: usize) -> Workload {
     let parallel = &config.parallel;
-    let mesh = config.fsdp().mesh(parallel.gpus).expect("the configuration is validated");
+    let mesh = config.fsdp_without_chunks().mesh(parallel.gpus).expect("the configuration is validated");
     Workload {
         sequences: config.micro_batch_size(),
         positions: config.padded_length(),

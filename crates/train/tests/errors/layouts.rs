@@ -16,7 +16,7 @@ parallel:
 ";
 
 const LAYOUTS: &[Mistake] = &[
-    ("no ranks", &[], "--model gpt2 --gpus 0", &["parallel.gpus is 0", "at least 1"]),
+    ("no ranks", &[], "--model gpt2 --gpus 0", &["'0'", "--gpus", "a whole number, 1 or above"]),
     ("no stages", &[], "--model gpt2 --set parallel.pp=0", &["parallel.pp is 0", "at least 1"]),
     (
         "stages that do not divide the ranks",

@@ -117,8 +117,8 @@ const CONFIGURATION: &[Mistake] = &[
         &["`base` is circular", "a.yaml -> ", "b.yaml -> ", "remove one"],
     ),
     ("no such base", &[("a.yaml", b"base: b.yaml")], "--config a.yaml", &["cannot read b.yaml, the base of a.yaml"]),
-    ("ranks below none", &[], "--model gpt2 --gpus -1", &["'-1'", "--gpus"]),
-    ("no steps", &[], "--model gpt2 --steps 0", &["train.steps is 0", "at least 1"]),
+    ("ranks below none", &[], "--model gpt2 --gpus -1", &["'-1'", "--gpus", "a whole number, 1 or above"]),
+    ("no steps", &[], "--model gpt2 --steps 0", &["'0'", "--steps", "a whole number, 1 or above"]),
     (
         "more ranks than sequences",
         &[],
@@ -157,7 +157,7 @@ const CONFIGURATION: &[Mistake] = &[
         &["--steps", "too large: give a whole number up to 9007199254740992"],
     ),
     ("a learning rate that is no number", &[], "--lr 1e-3x", &["'1e-3x'", "--lr", "give a number, such as"]),
-    ("half a step", &[], "--model gpt2 --steps 1.5", &["'1.5'", "--steps", "give a whole number, 0 or above"]),
+    ("half a step", &[], "--model gpt2 --steps 1.5", &["'1.5'", "--steps", "give a whole number, 1 or above"]),
     (
         "experts without room",
         &[],

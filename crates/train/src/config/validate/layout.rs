@@ -24,7 +24,7 @@ impl Config {
             format!("parallel.gpus is {}: give at most {MAX_RANKS}", parallel.gpus)
         })?;
         self.validate_pipeline()?;
-        let fsdp = self.fsdp_of_chunks(vec![]);
+        let fsdp = self.fsdp_without_chunks();
         let refuse = |error| TrainError::Config(format!("parallel: {error}"));
         fsdp.validate_replicas(parallel.gpus / parallel.pp).map_err(refuse)?;
         self.validate_product()?;
@@ -72,7 +72,7 @@ impl Config {
         let Some(dp_shard) = dp_shard else { return Ok(()) };
         let replicas = match strategy {
             Strategy::Ddp => gpus / pp / tp.max(1) / cp.max(1), // all ranks of a stage; nothing is sharded
-            _ => self.fsdp_of_chunks(vec![]).replicas(),
+            _ => self.fsdp_without_chunks().replicas(),
         };
         let product = pp.saturating_mul(replicas).saturating_mul(dp_shard).saturating_mul(cp).saturating_mul(tp);
         require(product == gpus, || {
@@ -100,7 +100,7 @@ impl Config {
         }
         let (_, experts) =
             layers.map_err(|why| TrainError::Config(format!("parallel.ep is {ep}, but {why}: leave it out")))?;
-        let fsdp = self.fsdp_of_chunks(vec![]);
+        let fsdp = self.fsdp_without_chunks();
         let ranks = fsdp.ranks_for_experts(self.parallel.gpus);
         let divides = experts.is_multiple_of(ep) && ranks.is_multiple_of(ep);
         require(divides || self.parallel.strategy == Strategy::Block, || {
@@ -134,7 +134,7 @@ impl Config {
             format!("parallel.cp is {cp}, and a model of type {kind} does not support context parallelism: give 1")
         })?;
         self.validate_vocabulary()?;
-        let fsdp = self.fsdp_of_chunks(vec![]);
+        let fsdp = self.fsdp_without_chunks();
         let ranks = fsdp.ranks_for_experts(gpus);
         let of = if fsdp.replicas() > 1 { "of a replica" } else { "of a stage" };
         require(ranks.is_multiple_of(together), || {

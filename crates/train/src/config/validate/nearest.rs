@@ -33,7 +33,7 @@ impl Config {
     /// The smallest larger number of ranks that fits the layout unchanged.
     fn more_ranks(&self) -> Option<usize> {
         let ParallelConfig { gpus, pp, tp, cp, .. } = self.parallel;
-        let replicas = self.fsdp_of_chunks(vec![]).replicas();
+        let replicas = self.fsdp_without_chunks().replicas();
         // Any number of ranks that fits is a multiple of this.
         let least =
             [pp, tp, cp, replicas].into_iter().try_fold(1usize, usize::checked_mul).filter(|least| *least > 0)?;
@@ -84,7 +84,7 @@ impl Config {
     }
 
     /// Whether the layout passes all layout checks, and the batches fit it.
-    fn is_laid_out(&self) -> bool {
+    pub(crate) fn is_laid_out(&self) -> bool {
         self.validate_layout().is_ok() && self.by_length().iter().all(|config| config.validate_shares().is_ok())
     }
 }

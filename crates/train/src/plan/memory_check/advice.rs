@@ -126,9 +126,9 @@ impl Patient<'_> {
     fn remedies(&self) -> Vec<Remedy<'_>> {
         let Config { parallel, train, moe, checkpoint, .. } = self.config;
         let on_cpu = device::meant(&train.device) == "cpu";
-        let is_shared = parallel.strategy == Strategy::FullShard && self.config.fsdp().replicas() == 1;
+        let is_shared = parallel.strategy == Strategy::FullShard && self.config.fsdp_without_chunks().replicas() == 1;
         let replicas = if parallel.dp_replicate.is_some() { " --set parallel.dp_replicate=null" } else { "" };
-        let waits = self.config.fsdp().reduces_once();
+        let waits = self.config.fsdp_without_chunks().reduces_once();
         let load = moe.as_ref().map_or(1.0, |moe| moe.max_rank_load);
         let saves = [
             ("keep_best=false", train.val_every > 0),

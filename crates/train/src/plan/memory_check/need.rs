@@ -211,7 +211,7 @@ pub fn of_whole_model(config: &Config) -> f64 {
 /// has a copy. With experts or columns spread over ranks, ranks with different parts share no gathered parameters, so
 /// nothing is counted as shared.
 fn together(config: &Config, ranks: &[MemoryRows], shares: bool) -> MemoryRows {
-    let of_replica = (config.parallel.gpus / config.parallel.pp / config.fsdp().replicas()).max(1);
+    let of_replica = (config.parallel.gpus / config.parallel.pp / config.fsdp_without_chunks().replicas()).max(1);
     let mut all = ranks.iter().fold(MemoryRows::default(), |sum, rows| sum.with(*rows, |sum, bytes| sum + bytes));
     if shares && config.parallel.ep * config.parallel.tp == 1 {
         let most_of = |ranks: &[MemoryRows], row: Row| ranks.iter().map(|rows| rows[row]).fold(0.0, f64::max);
