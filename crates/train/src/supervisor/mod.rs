@@ -161,14 +161,15 @@ impl Supervised<'_> {
                 _ => {
                     let (cause, error) = causes::of(&ended, causes::oom_kills() > kills);
                     to_stderr(&format!("error: {error}"));
-                    (ended.has_lived, cause, None, error)
+                    (ended.has_lived, cause, ended.without_memory, error)
                 }
             };
             self.wait_for_ranks();
             self.recover();
             let set_aside = self.set_aside_if_damaged(&error);
             let newest = newest(&self.run);
-            let step = of_step.unwrap_or_else(|| RunFolder::at(&self.run).last_step() + 1);
+            // Rank 0 may not have noted the last step when another rank in its process begins the next one.
+            let step = of_step.unwrap_or(0).max(RunFolder::at(&self.run).last_step() + 1);
             self.log(&format!("step {step}: {error}"));
             let change = match self.smaller_batch(cause) {
                 Ok(change) => change,
