@@ -130,7 +130,7 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
     let steps = config.train.steps;
     let outcome = match train_launched(launch, config, &options, || match args.dry_run {
         true => stop_at_once(Scratch::remover(launch)),
-        false => stop_after_a_step(launch.has_rank_0()),
+        false => stop_after_a_step(stopping(launch)),
     }) {
         // A script that restarts the run until it succeeds can stop.
         Err(done @ (TrainError::Finished { .. } | TrainError::OutOfPatience { .. }))
@@ -156,6 +156,17 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
     // mpirun would call the code of a stopped run a failure; its supervisor knows.
     let is_launched = attempt::is_supervised() && launch.processes().is_some();
     Ok(if outcome.stopped && !is_launched { interrupted() } else { ExitCode::SUCCESS })
+}
+
+/// What to say at a signal. With several processes, it usually comes from mpirun, which ends all of them if one has failed;
+/// a supervisor gets those of the user, and says so itself.
+fn stopping(launch: &Launch) -> Option<&'static str> {
+    match launch.processes() {
+        _ if !launch.has_rank_0() => None,
+        None => Some(signals::STOPPING),
+        Some(_) if attempt::is_supervised() => None,
+        Some(_) => Some("a signal, or mpirun, ends the processes: stopping after this step, if there is time"),
+    }
 }
 
 impl TrainArgs {

@@ -3,6 +3,7 @@
 use crate::error::TrainError;
 use crate::host::attempt::{self, Ended, Heartbeat};
 use crate::host::signals;
+use crate::terminal::to_stderr;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
@@ -147,7 +148,10 @@ impl State {
     fn pass_on(&self) {
         let Some(group) = self.group else { return };
         match (self.signals, &self.stop) {
-            (1, Some(file)) => drop(fs::write(file, "")),
+            (1, Some(file)) => {
+                to_stderr(&format!("\n{}", signals::STOPPING));
+                let _ = fs::write(file, "");
+            }
             (1 | 2, _) => send(group, libc::SIGTERM),
             _ => send(group, libc::SIGKILL),
         }
