@@ -127,6 +127,9 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
             Some(_) => {}
         }
     }
+    if launch.has_rank_0() {
+        options.passed_over.iter().for_each(|line| to_stderr(line));
+    }
     let steps = config.train.steps;
     let outcome = match train_launched(launch, config, &options, || match args.dry_run {
         true => stop_at_once(Scratch::remover(launch)),
@@ -181,10 +184,10 @@ impl TrainArgs {
             .map(|url| download::fetch(url, self.out.as_deref(), self.dry_run, self.quiet));
         let fetched = fetched.transpose()?;
         let find = |which: &PathBuf| resume::find(which, self.out.as_deref(), self.model.as_deref(), whole);
-        let (resume, again_in) = match fetched.as_ref().or(self.resume.as_ref()).map(find).transpose()? {
-            None => (None, None),
-            Some(Start::From(checkpoint)) => (Some(checkpoint), None),
-            Some(Start::Anew { again_in }) => (None, again_in),
+        let (resume, passed_over, again_in) = match fetched.as_ref().or(self.resume.as_ref()).map(find).transpose()? {
+            None => (None, vec![], None),
+            Some(Start::From { checkpoint, passed_over }) => (Some(checkpoint), passed_over, None),
+            Some(Start::Anew { again_in }) => (None, vec![], again_in),
         };
         let resumed = resume.as_ref().or(again_in.as_ref()).map(|folder| folder.join(CONFIG));
         let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -242,6 +245,7 @@ impl TrainArgs {
                 out,
                 again,
                 resume,
+                passed_over,
                 newest,
                 partial: self.partial,
                 new_tokenizer,

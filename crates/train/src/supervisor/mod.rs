@@ -305,7 +305,7 @@ impl Supervised<'_> {
             error => matches!(error, CheckpointError::Broken { .. }),
         };
         let Some(error) = verified.err().filter(is_damaged) else { return false };
-        self.say(&format!("warning: {} is damaged and is set aside: {error}", path.display()));
+        self.say(&format!("warning: {} is damaged and is set aside: {}", path.display(), error.problem()));
         let set_aside = folder.set_aside(step - 1).err();
         set_aside.iter().for_each(|error| self.say(&format!("warning: it cannot be set aside: {error}")));
         set_aside.is_none()
