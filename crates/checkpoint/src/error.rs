@@ -1,6 +1,6 @@
 //! Errors of writing and reading checkpoints.
 
-use crate::{Checkpoint, Folder};
+use crate::{Checkpoint, FileEntry, Folder};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -119,8 +119,8 @@ fn steps(there: &[u64]) -> String {
     format!("there are those of steps {} and {last} (RUN@{last})", before.join(", "))
 }
 
-/// Names the checkpoint of the run to use instead of the one that `path` is or is in: the previous one that can be opened,
-/// or else the newest.
+/// Names the checkpoint of the run to use instead of the one that `path` is or is in: the previous one that seems
+/// whole, or else the newest.
 fn instead(path: &Path) -> String {
     let step = |folder: &Path| folder.file_name()?.to_str()?.strip_prefix("step-")?.parse::<u64>().ok();
     let found = path.ancestors().find_map(|folder| {
@@ -130,7 +130,7 @@ fn instead(path: &Path) -> String {
     let Some((damaged, run)) = found else { return "take an older one".into() };
     let there = Folder::of_run(run).list().unwrap_or_default();
     let others: Vec<(u64, PathBuf)> = there.into_iter().filter(|(step, _)| *step != damaged).collect();
-    let whole = others.iter().filter(|(_, path)| Checkpoint::open(path).is_ok()).map(|(step, _)| *step);
+    let whole = others.iter().filter(|(_, path)| has_its_files(path)).map(|(step, _)| *step);
     let whole: Vec<u64> = whole.collect();
     let run = if run == Path::new("") { Path::new(".") } else { run }.display();
     match (whole.iter().rfind(|step| **step < damaged), whole.last()) {
@@ -143,6 +143,15 @@ fn instead(path: &Path) -> String {
             "the run's other checkpoints are damaged too: train it from the start, in another folder".into()
         }
     }
+}
+
+/// Whether the files of a checkpoint are there, as long as they were written. To compare their digests may take minutes.
+fn has_its_files(path: &Path) -> bool {
+    Checkpoint::open(path).is_ok_and(|checkpoint| {
+        let index = checkpoint.index();
+        let has = |file: &FileEntry| fs::metadata(path.join(&file.name)).is_ok_and(|found| found.len() == file.bytes);
+        index.files.iter().all(has) && has(&index.table)
+    })
 }
 
 /// Says what to do about a file that a checkpoint lacks.

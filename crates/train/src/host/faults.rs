@@ -187,7 +187,10 @@ fn fault(text: &str, ranks: usize) -> Result<Fault, TrainError> {
     }
     let rank = rank.unwrap_or(0);
     if rank >= ranks {
-        return Err(wrong(&format!("where there is no rank {rank}: the run has {}, from 0", count(ranks, "rank"))));
+        return Err(wrong(&format!(
+            "where there is no rank {rank}: the run has {}, counted from 0",
+            count(ranks, "rank")
+        )));
     }
     Ok(Fault { kind, step, rank, attempt })
 }
@@ -213,7 +216,7 @@ mod tests {
             ("panic:step=1,ms=2", "an unknown key"),
             (
                 "nan:step=5; panic:step=1,rank=2",
-                "`panic:step=1,rank=2`, where there is no rank 2: the run has 2 ranks, from 0",
+                "`panic:step=1,rank=2`, where there is no rank 2: the run has 2 ranks, counted from 0",
             ),
         ] {
             let error = parse(text, 2).unwrap_err().to_string();
