@@ -1,6 +1,6 @@
 //! Errors of writing and reading checkpoints.
 
-use crate::Folder;
+use crate::{Checkpoint, FileEntry, Folder};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -119,8 +119,8 @@ fn steps(there: &[u64]) -> String {
     format!("there are those of steps {} and {last} (RUN@{last})", before.join(", "))
 }
 
-/// Names the checkpoint of the run to use instead of the one that `path` is or is in: the previous one, or else the
-/// newest.
+/// Names the checkpoint of the run to use instead of the one that `path` is or is in: the previous one that seems
+/// whole, or else the newest.
 fn instead(path: &Path) -> String {
     let step = |folder: &Path| folder.file_name()?.to_str()?.strip_prefix("step-")?.parse::<u64>().ok();
     let found = path.ancestors().find_map(|folder| {
@@ -128,14 +128,30 @@ fn instead(path: &Path) -> String {
         Some((step(folder)?, run))
     });
     let Some((damaged, run)) = found else { return "take an older one".into() };
-    let there = Folder::of_run(run).list().unwrap_or_default().into_iter().map(|(step, _)| step);
-    let others: Vec<u64> = there.filter(|step| *step != damaged).collect();
+    let there = Folder::of_run(run).list().unwrap_or_default();
+    let others: Vec<(u64, PathBuf)> = there.into_iter().filter(|(step, _)| *step != damaged).collect();
+    let whole = others.iter().filter(|(_, path)| has_its_files(path)).map(|(step, _)| *step);
+    let whole: Vec<u64> = whole.collect();
     let run = if run == Path::new("") { Path::new(".") } else { run }.display();
-    match (others.iter().rfind(|step| **step < damaged), others.last()) {
+    match (whole.iter().rfind(|step| **step < damaged), whole.last()) {
         (Some(older), _) => format!("take the one before ({run}@{older})"),
         (None, Some(newest)) => format!("take another one ({run}@{newest})"),
-        (None, None) => "the run has no other checkpoint: train it from the start".into(),
+        (None, None) if others.is_empty() => {
+            "the run has no other checkpoint: train it from the start, in another folder".into()
+        }
+        (None, None) => {
+            "the run's other checkpoints are damaged too: train it from the start, in another folder".into()
+        }
     }
+}
+
+/// Whether the files of a checkpoint are there, as long as they were written. To compare their digests may take minutes.
+fn has_its_files(path: &Path) -> bool {
+    Checkpoint::open(path).is_ok_and(|checkpoint| {
+        let index = checkpoint.index();
+        let has = |file: &FileEntry| fs::metadata(path.join(&file.name)).is_ok_and(|found| found.len() == file.bytes);
+        index.files.iter().all(has) && has(&index.table)
+    })
 }
 
 /// Says what to do about a file that a checkpoint lacks.
@@ -177,6 +193,15 @@ impl CheckpointError {
     pub(crate) fn read(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::Read { path, source }
+    }
+
+    /// What is wrong, without what to do about it.
+    pub fn problem(&self) -> String {
+        match self {
+            Self::Read { path, source } => format!("cannot read {}: {source}", path.display()),
+            Self::Broken { path, reason } => format!("{}: {reason}", path.display()),
+            other => other.to_string(),
+        }
     }
 
     /// An error unless all values of a parameter are finite.

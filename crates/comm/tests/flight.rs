@@ -131,10 +131,11 @@ fn a_watchdog_reads_the_record_of_a_rank_in_a_call() {
         while !all().iter().any(waits) && start.elapsed() < HANG {
             thread::sleep(Duration::from_millis(1));
         }
-        let first = diagnose(&all()).findings[0].to_string();
-        let expected =
-            "rank 1 never made its side of recv number 0 from rank 1 over the world, where rank 0 has waited";
-        assert!(first.starts_with(expected), "{first}");
+        // A wait of a millisecond is no fault.
+        let findings = diagnose(&all()).findings;
+        let waits = findings[1].to_string();
+        assert!(findings[0] == Finding::Healthy && waits.starts_with("rank 0 has waited for "), "{findings:?}");
+        assert!(waits.ends_with(" in recv number 0 from rank 1 over the world for rank 1"), "{waits}");
         comm.send(tensor(comm, &[1.0]), 0).unwrap();
     });
     let records: Vec<_> = recorders.into_inner().unwrap().iter().map(|recorder| recorder.record()).collect();
@@ -172,6 +173,7 @@ fn a_record_holds_the_last_256_calls_and_is_the_same_from_json() {
         };
         close(&mut read.written, record.written);
         close(&mut read.since_last_event, record.since_last_event);
+        close(&mut read.silence, record.silence);
         for (read, call) in read.calls.iter_mut().zip(&record.calls) {
             close(&mut read.entered, call.entered);
             close(read.left.as_mut().unwrap(), call.left.unwrap());

@@ -5,30 +5,43 @@ use std::cell::Cell;
 use std::ffi::CString;
 use std::path::Path;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicIsize, Ordering};
+use std::sync::atomic::{AtomicIsize, AtomicU64, Ordering};
 
 thread_local! {
     /// The counter of the rank that this thread works for.
     static COUNTER: Cell<Option<&'static AtomicIsize>> = const { Cell::new(None) };
 }
 
-/// The file that says that an allocation has failed.
-static FAILURE: OnceLock<CString> = OnceLock::new();
+/// The file that says that an allocation has failed, and the number to write into it.
+static FAILURE: OnceLock<(CString, &AtomicU64)> = OnceLock::new();
 
-/// Creates this file when an allocation fails, which ends the process without a message that another one could read.
-pub(crate) fn note_failure(file: &Path) {
+/// Writes a number, as it then is, into this file when an allocation fails, which ends the process without a message that
+/// another one could read.
+pub(crate) fn note_failure(file: &Path, number: &'static AtomicU64) {
     if let Ok(path) = CString::new(file.as_os_str().as_encoded_bytes()) {
-        let _ = FAILURE.set(path);
+        let _ = FAILURE.set((path, number));
     }
 }
 
 /// Returns a block, and notes if there is none. Allocates nothing itself.
 fn noted(block: *mut u8) -> *mut u8 {
     if block.is_null()
-        && let Some(path) = FAILURE.get()
+        && let Some((path, number)) = FAILURE.get()
     {
-        // SAFETY: system calls with a string that ends with a zero, and with the file that they opened.
-        unsafe { libc::close(libc::open(path.as_ptr(), libc::O_CREAT | libc::O_WRONLY | libc::O_NOFOLLOW, 0o600)) };
+        let (mut left, mut digits, mut first) = (number.load(Ordering::Relaxed), [0; 20], 20);
+        while left > 0 || first == digits.len() {
+            first -= 1;
+            digits[first] = b'0' + (left % 10) as u8;
+            left /= 10;
+        }
+        let digits = &digits[first..];
+        // SAFETY: system calls with a string that ends with a zero, with the file that they opened, and with bytes of this
+        // function.
+        unsafe {
+            let file = libc::open(path.as_ptr(), libc::O_CREAT | libc::O_WRONLY | libc::O_NOFOLLOW, 0o600);
+            libc::write(file, digits.as_ptr().cast(), digits.len());
+            libc::close(file);
+        }
     }
     block
 }
@@ -81,3 +94,16 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for Counting<A> {
 #[cfg(test)]
 #[global_allocator]
 static OF_TESTS: Counting<std::alloc::System> = Counting(std::alloc::System);
+
+#[cfg(test)]
+#[test]
+fn a_failed_allocation_leaves_the_number_in_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let step: &'static AtomicU64 = Box::leak(Box::default());
+    note_failure(&folder.path().join("no-memory"), step);
+    for number in [0, 7, 1234] {
+        step.store(number, Ordering::Relaxed);
+        noted(std::ptr::null_mut());
+        assert_eq!(std::fs::read_to_string(folder.path().join("no-memory")).unwrap(), number.to_string());
+    }
+}

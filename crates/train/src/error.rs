@@ -181,10 +181,15 @@ pub enum TrainError {
     OutOfPatience { path: PathBuf, step: u64, since: u64 },
 
     #[error(
-        "the run {0} has no checkpoint: name another one with --resume DIR, or restart it with --resume auto --out {0}",
-        path.display()
+        "the run {0} has no checkpoint, so there is nothing to resume: start it anew with `--resume auto --out {1}` instead, or \
+         name another run with --resume DIR",
+        path.display(),
+        quoted(&path.display().to_string())
     )]
     NoCheckpointYet { path: PathBuf },
+
+    #[error("{}", hints::all_damaged(path, problems, upload.as_deref()))]
+    AllDamaged { path: PathBuf, problems: Vec<String>, upload: Option<String> },
 
     #[error("{} is a run of a different model than --model {preset}: leave --model out, or choose another folder with --out", path.display())]
     OtherModel { path: PathBuf, preset: String },

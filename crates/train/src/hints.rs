@@ -1,9 +1,13 @@
 //! Errors of `data` and `checkpoint` in the words of the command line: where those crates name what a caller can do,
 //! this names the flag, the key or the command.
 
+use crate::format::quoted;
+use crate::host::launch::number_among_several;
 use crate::program;
+use crate::run::folder::run_of;
 use checkpoint::CheckpointError;
 use data::DataError;
+use std::path::Path;
 
 /// The message of an error of `data`.
 pub(crate) fn data(error: &DataError) -> String {
@@ -55,8 +59,10 @@ pub(crate) fn checkpoint(error: &CheckpointError) -> String {
     let say = |caller: &str, user: &str| replace_last(&text, caller, user);
     match error {
         CheckpointError::Write { .. } => say("write to another folder", "give the run another folder with --out"),
-        CheckpointError::Read { .. } | CheckpointError::Broken { .. } if text.contains("; take the one before (") => {
-            text + ", as `--resume auto` does automatically"
+        CheckpointError::Read { path, .. } | CheckpointError::Broken { path, .. }
+            if ["; take the one before (", "; take another one ("].iter().any(|advice| text.contains(advice)) =>
+        {
+            text + &path.ancestors().find_map(run_of).map_or(String::new(), look_for_whole)
         }
         CheckpointError::OtherFormat { .. } => {
             let (export, import) = (format!("{program} export --out DIR"), format!("{program} import --hf DIR"));
@@ -70,6 +76,36 @@ pub(crate) fn checkpoint(error: &CheckpointError) -> String {
         }
         _ => text,
     }
+}
+
+/// Says what looks for a checkpoint of a run that is whole. Processes of mpirun do not look at every byte.
+fn look_for_whole(run: &Path) -> String {
+    let run = quoted(&run.display().to_string());
+    match number_among_several() {
+        None => format!("; in training, `--resume auto --out {run}` takes the newest one that is whole"),
+        Some(_) => String::new(),
+    }
+}
+
+/// The message for a run whose checkpoints are damaged, each with its problem, the newest first.
+pub(crate) fn all_damaged(run: &Path, problems: &[String], upload: Option<&str>) -> String {
+    const SHOWN: usize = 5;
+    let (which, is) = match problems.len() {
+        1 => ("the only checkpoint".into(), "is"),
+        all => (format!("all {all} checkpoints"), "are"),
+    };
+    let more = problems.len().saturating_sub(SHOWN);
+    let more = if more > 0 { format!("\n  and {more} more") } else { String::new() };
+    let list: String = problems.iter().take(SHOWN).map(|problem| format!("\n  {problem}")).collect();
+    let advice = match upload {
+        Some(url) => format!("`--resume {url} --out DIR` resumes from the newest uploaded one, in a new folder DIR"),
+        None => format!(
+            "start a new run with another --out, or one from an earlier export: `{} import --hf EXPORT --out DIR`, then \
+             `--resume DIR`",
+            program::name()
+        ),
+    };
+    format!("{which} of {} {is} damaged:{list}{more}\n{advice}", run.display())
 }
 
 /// `text` with the last occurrence of a phrase replaced: remedies come last, after names that may contain anything.
@@ -172,8 +208,13 @@ mod tests {
     fn remedies_for_checkpoints_name_flags_and_keys() {
         let run = tempfile::tempdir().unwrap();
         let step = |step: u64| run.path().join(format!("checkpoints/step-{step}"));
-        std::fs::create_dir_all(step(3)).unwrap();
+        let folder = checkpoint::Folder::of_run(run.path());
+        let index = checkpoint::Index { step: 3, world_size: 1, ..checkpoint::Index::default() };
+        checkpoint::write_rank(&folder.partial(3), 0, &[], &checkpoint::Written::default()).unwrap();
+        folder.commit(index, &[]).unwrap();
+        std::fs::create_dir_all(step(5)).unwrap(); // damaged too
         let older = format!("take the one before ({}@3)", run.path().display());
+        let auto = format!("{older}; in training, `--resume auto --out {}` takes the newest one", run.path().display());
         let is = [
             (
                 CheckpointError::Write { path: "a".into(), source: io::ErrorKind::StorageFull.into() },
@@ -181,13 +222,11 @@ mod tests {
             ),
             (
                 CheckpointError::Read { path: step(6).join("b"), source: io::ErrorKind::NotFound.into() },
-                format!("; {older}, as `--resume auto` does automatically"),
+                format!("; {auto} that is whole"),
             ),
             (
                 CheckpointError::Broken { path: step(6), reason: "torn".into() },
-                format!(
-                    "step-6: torn: the checkpoint cannot be trusted; {older}, as `--resume auto` does automatically"
-                ),
+                format!("step-6: torn: the checkpoint cannot be trusted; {auto} that is whole"),
             ),
             (
                 CheckpointError::Broken { path: "a".into(), reason: "torn".into() },

@@ -292,6 +292,7 @@ impl<'a> Trainer<'a> {
     fn train_step(&mut self, step: usize, tell: bool) -> Result<f64, TrainError> {
         self.job.progress.doing("in this step");
         self.job.flights.begin_step();
+        attempt::begin_step(step + 1);
         self.comm.note_place(step as u64 + 1, "start");
         let Config { train, optim, .. } = &self.job.config;
         let (started, in_calls) = (Instant::now(), self.comm.flight().time_in_calls());

@@ -66,7 +66,7 @@ pub(crate) fn train_launched(
         expect_unfinished(checkpoint.as_ref(), config.train.steps)?;
     }
     let bucket = if launch.has_rank_0() && !options.dry_run { upload::open(&config)? } else { None };
-    let faults = Faults::of_environment()?;
+    let faults = Faults::of_environment(config.parallel.gpus)?; // of all ranks, even if fewer start
     let asked = config.parallel.clone();
     let devices = Devices::new(&config.train.device, 1)?;
     fit_ranks(&mut config, launch, devices.here, &faults)?;

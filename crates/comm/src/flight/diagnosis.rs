@@ -11,6 +11,9 @@ use std::fmt;
 
 /// The number of findings that a diagnosis keeps.
 const MOST: usize = 10;
+/// Seconds that a rank may wait even if no recorded call took as long: while another one validates, saves or writes a
+/// sample.
+const USUAL: f64 = 5.0;
 
 /// What the ranks' records say, the likely cause first. It prints one finding per line.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,7 +31,8 @@ impl fmt::Display for Diagnosis {
 
 /// Compares the records of the ranks of a world.
 ///
-/// The causes come in this order: failures of a program, calls that differ, ranks without a record that others wait for,
+/// If no rank has failed and none waits longer than in the calls before, nothing is a cause: the first finding says so, and
+/// the others say who waited for whom. The causes come in this order: failures of a program, calls that differ, ranks without a record that others wait for,
 /// deadlocks, ranks that are outside of any call while others wait for them. Of the calls that the ranks of a group made
 /// at the same place, the one that most of them made counts as right.
 ///
@@ -42,27 +46,51 @@ pub fn diagnose(records: &[FlightRecord]) -> Diagnosis {
         return Diagnosis { findings: vec![] };
     }
     let index = Index::new(records);
-    let failures = Failures::new(&index);
-    let waits = Waits::new(&index, &failures.ranks);
-    let (disagreements, missing) = (disagreements(&index), no_record(&index, &waits));
+    let mut findings = if is_healthy(&index) { waits_of_moment(&index) } else { causes(&index) };
+    findings.extend(stragglers(&index));
+    findings.truncate(MOST);
+    Diagnosis { findings }
+}
+
+/// Whether no rank has failed or called anything else than the others, and none waits longer than in the calls before.
+fn is_healthy(index: &Index) -> bool {
+    let calls = || index.records.values().flat_map(|record| record.calls.iter().map(|call| (*record, call)));
+    let has_failed =
+        index.records.values().any(|record| record.aborted.is_some()) || calls().any(|(_, call)| call.failed.is_some());
+    let seconds = |is_over: bool| {
+        let calls = calls().filter(move |(_, call)| call.left.is_some() == is_over);
+        calls.map(|(record, call)| record.seconds_in(call)).fold(0.0, f64::max)
+    };
+    !has_failed && disagreements(index).is_empty() && seconds(false) <= seconds(true).max(USUAL)
+}
+
+/// Says which ranks a healthy run's ranks waited for when they were asked.
+fn waits_of_moment(index: &Index) -> Vec<Finding> {
+    let waits = Waits::new(index, &BTreeSet::new());
+    let mut findings = vec![Finding::Healthy];
+    findings.extend(no_record(index, &waits));
+    findings.extend(other_waits(index, &waits, &BTreeSet::new()).filter(|finding| !finding.suspects().is_empty()));
+    findings
+}
+
+/// Finds what has failed, or holds the ranks up.
+fn causes(index: &Index) -> Vec<Finding> {
+    let failures = Failures::new(index);
+    let waits = Waits::new(index, &failures.ranks);
+    let (disagreements, missing) = (disagreements(index), no_record(index, &waits));
     let mut accused: BTreeSet<usize> = disagreements.iter().flat_map(Finding::suspects).collect();
     accused.extend(&failures.ranks);
 
-    let mut findings = failures.findings(&index);
+    let mut findings = failures.findings(index);
     let needed = matches!(&missing, Some(Finding::NoRecord { waiting, .. }) if !waiting.is_empty());
     findings.extend(disagreements);
     findings.extend(missing.clone().filter(|_| needed));
     let mut told = BTreeSet::new();
-    findings.extend(cycles(&index, &waits, &mut told));
-    findings.extend(absents(&index, &waits, &accused, &mut told));
+    findings.extend(cycles(index, &waits, &mut told));
+    findings.extend(absents(index, &waits, &accused, &mut told));
     findings.extend(missing.filter(|_| !needed));
-    findings.extend(other_waits(&index, &waits, &told));
-    if findings.is_empty() {
-        findings.push(Finding::Healthy);
-    }
-    findings.extend(stragglers(&index));
-    findings.truncate(MOST);
-    Diagnosis { findings }
+    findings.extend(other_waits(index, &waits, &told));
+    findings
 }
 
 /// The failures of the program itself, in the order of time: not their consequences on other ranks.
@@ -210,15 +238,15 @@ fn absent(index: &Index, waits: &Waits, rank: usize, number: usize) -> Absent {
         waiting: gathering.waiting.clone(),
         seconds: gathering.seconds,
         late: index.entered_late(rank, gathering.meeting),
-        outside: late.map_or(Some(record.since_last_event), |call| record.seconds_before(call)),
+        outside: late.map_or(Some(record.seconds_outside()), |call| record.seconds_before(call)),
         place: late.map_or(&record.place, |call| &call.place).clone(),
         last: last.map(|call| index.name(call)),
         beside: None,
     }
 }
 
-/// Lists the gatherings of which no cause has told.
-fn other_waits(index: &Index, waits: &Waits, told: &BTreeSet<usize>) -> Vec<Finding> {
+/// Lists the gatherings of which no cause has told, first those that all ranks have entered.
+fn other_waits(index: &Index, waits: &Waits, told: &BTreeSet<usize>) -> impl Iterator<Item = Finding> {
     let (mut transfers, mut behind) = (vec![], vec![]);
     for (_, gathering) in waits.gatherings.iter().enumerate().filter(|(number, _)| !told.contains(number)) {
         let (call, ranks, seconds) = (index.name(gathering.call), gathering.waiting.clone(), gathering.seconds);
@@ -228,6 +256,5 @@ fn other_waits(index: &Index, waits: &Waits, told: &BTreeSet<usize>) -> Vec<Find
             transfers.push(Finding::InTransfer { call, ranks, seconds });
         }
     }
-    transfers.extend(behind);
-    transfers
+    transfers.into_iter().chain(behind)
 }

@@ -8,7 +8,7 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Finding {
-    /// No rank was in a call, and none had failed.
+    /// No rank had failed, and none waited longer than usual.
     Healthy,
     /// Ranks failed on their own: an error of the program, a panic, or invalid arguments.
     Failed {
@@ -85,7 +85,7 @@ pub struct Absent {
     pub seconds: f64,
     /// Whether the rank entered the call after the others had given up.
     pub late: bool,
-    /// How long the rank has been outside of any call, or was before it entered this one.
+    /// How long the rank had been outside of any call when its record was written, or before it entered this one.
     pub outside: Option<f64>,
     /// Where it is.
     pub place: Option<Place>,
@@ -159,7 +159,9 @@ impl fmt::Display for CallName {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Healthy => f.write_str("no rank was waiting in a call, and none had failed"),
+            Self::Healthy => f.write_str(
+                "the run was healthy as far as the records show: no rank had failed, and none waited longer than usual",
+            ),
             Self::Failed { ranks, reason, call, place } => {
                 let at = at(place);
                 write!(f, "{} failed{at}", rank_list(ranks))?;
@@ -174,7 +176,11 @@ impl fmt::Display for Finding {
                     write!(f, ", for which {} {}", rank_list(waiting), plural(waiting, "waits", "wait"))?;
                 }
                 let (was, could) = (plural(ranks, "it was", "they were"), plural(ranks, "it", "they"));
-                write!(f, ": {was} killed before {could} could write one; look at the system's log of their hosts")
+                write!(
+                    f,
+                    ": {was} killed before {could} could write one, or did not get the signal that asks for it; look "
+                )?;
+                f.write_str("at the system's log of their hosts")
             }
             Self::Disagreement { over, seq, calls } => {
                 let made = |(call, ranks): &(String, Vec<usize>)| format!("{} called {call}", rank_list(ranks));
@@ -231,7 +237,8 @@ impl fmt::Display for Absent {
                         write!(f, "its own thread is outside of any call{at}, while another one is in {beside}")?;
                     }
                     (None, Some(outside)) => {
-                        write!(f, "it has been outside of any call for {}{at}", duration(outside))?;
+                        let (outside, when) = (duration(outside), "when its record was written");
+                        write!(f, "it had been outside of any call for {outside} {when}{at}")?;
                     }
                     (None, None) => write!(f, "it is outside of any call{at}")?,
                 }

@@ -13,6 +13,9 @@ pub struct FlightRecord {
     pub written: f64,
     /// How long before that the rank last entered or left a call, in seconds.
     pub since_last_event: f64,
+    /// How long before that it last made any progress: in a call, or in what it computes between them.
+    #[serde(default)]
+    pub silence: f64,
     /// Where the rank was, if the program noted it.
     pub place: Option<Place>,
     /// The failure that the rank reported to the others, if it did.
@@ -89,6 +92,14 @@ impl FlightRecord {
     /// Returns how long this rank had been in a call when it left it, or when the record was taken.
     pub(super) fn seconds_in(&self, call: &Call) -> f64 {
         call.left.unwrap_or(self.written) - call.entered
+    }
+
+    /// Returns how long before the record was taken the rank's own thread had left its last call; before its first one,
+    /// how old the recorder was.
+    pub(super) fn seconds_outside(&self) -> f64 {
+        let own = self.calls.iter().filter(|call| !call.background).filter_map(|call| call.left);
+        let last = own.fold(f64::NEG_INFINITY, f64::max);
+        if last.is_finite() { self.written - last } else { self.since_last_event }
     }
 
     /// Returns how long before a call the rank had last entered or left another one, if the record reaches back so far.

@@ -131,6 +131,7 @@ impl FlightRecorder {
         let mut entries: Vec<Entry> = state.ended.iter().chain(&state.open).cloned().collect();
         let (place, aborted, own_thread) = (state.place, state.aborted.clone(), state.own_thread);
         let last_event = state.last_event;
+        let last_sign = last_event.max(state.last_heartbeat);
         drop(state); // the rank need not wait for the rest
         entries.sort_unstable_by_key(|entry| entry.id);
         FlightRecord {
@@ -138,6 +139,7 @@ impl FlightRecorder {
             world_size: self.world_size,
             written: self.seconds(now),
             since_last_event: now.saturating_duration_since(last_event).as_secs_f64(),
+            silence: now.saturating_duration_since(last_sign).as_secs_f64(),
             place: place.map(Place::from),
             aborted: aborted.map(|(at, reason)| Aborted { at: self.seconds(at), reason }),
             calls: entries.into_iter().map(|entry| self.call(entry, own_thread)).collect(),

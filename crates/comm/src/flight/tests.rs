@@ -28,11 +28,23 @@ fn message(name: &str, (from, to): (usize, usize), axes: &str, seq: u64, entered
     Call { pair: Some((from, to)), len: None, ..call(&collective, &[from, to], axes, seq, entered, left) }
 }
 
+const HEALTHY: &str =
+    "the run was healthy as far as the records show: no rank had failed, and none waited longer than usual";
+
 /// A record that was taken at 100 s.
 fn record(rank: usize, world_size: usize, calls: Vec<Call>) -> FlightRecord {
     let last = calls.iter().flat_map(|call| [Some(call.entered), call.left]).flatten().fold(0.0, f64::max);
     let (written, place, aborted) = (100.0, None, None);
-    FlightRecord { rank, world_size, written, since_last_event: written - last, place, aborted, calls }
+    FlightRecord {
+        rank,
+        world_size,
+        written,
+        since_last_event: written - last,
+        silence: written - last,
+        place,
+        aborted,
+        calls,
+    }
 }
 
 fn lines(records: &[FlightRecord]) -> Vec<String> {
@@ -46,9 +58,43 @@ fn a_rank_outside_of_any_call_is_named_with_its_place_and_the_waiting_ranks() {
     let place = Some(Place { step: 17, what: "data".into() });
     let outside = FlightRecord { place, ..record(3, 4, vec![done()]) };
     let expected = "rank 3 never entered all_reduce number 41 over dp_shard, where ranks 0, 1 and 2 have waited for \
-                    12.3 s; it has been outside of any call for 12.5 s, in step 17 (data): look at what rank 3 does \
-                    after all_gather number 40 over dp_shard";
+                    12.3 s; it had been outside of any call for 12.5 s when its record was written, in step 17 (data): \
+                    look at what rank 3 does after all_gather number 40 over dp_shard";
     assert_eq!(lines(&[waits(0), waits(1), waits(2), outside]), [expected]);
+}
+
+/// Each rank writes its record at another moment: the others have waited longer since.
+#[test]
+fn the_time_outside_of_calls_ends_when_the_record_was_written_and_starts_with_the_own_threads_last_call() {
+    let done = || call("barrier", &[0, 1], "world", 0, 85.0, Some(90.0));
+    let beside = Call { background: true, ..message("recv", (0, 1), "cp", 0, 86.0, Some(91.5)) };
+    let hung = FlightRecord { written: 92.1, since_last_event: 0.6, ..record(1, 2, vec![done(), beside]) };
+    let waits = record(0, 2, vec![done(), call("barrier", &[0, 1], "world", 1, 90.0, None)]);
+    let told = &lines(&[waits, hung])[0];
+    assert!(
+        told.contains("waited for 10.0 s; it had been outside of any call for 2.1 s when its record was"),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_run_whose_ranks_wait_as_long_as_before_is_healthy() {
+    // Rank 1 took 8 s before, too.
+    let done = |entered| call("barrier", &[0, 1], "world", 0, entered, Some(80.0));
+    let asked_after = |seconds: f64| {
+        let waits = call("barrier", &[0, 1], "world", 1, 100.0 - seconds, None);
+        lines(&[record(0, 2, vec![done(72.0), waits]), record(1, 2, vec![done(80.0)])])
+    };
+    let waits = "rank 0 has waited for 7.5 s in barrier number 1 over the world for rank 1";
+    assert_eq!(asked_after(7.5), [HEALTHY, waits]);
+    let told = asked_after(8.5);
+    assert!(told[0].starts_with("rank 1 never entered barrier number 1 over the world"), "{told:?}");
+    // A process whose rank was not asked has no record.
+    let told = lines(&[record(0, 2, vec![call("barrier", &[0, 1], "world", 1, 99.9, None)])]);
+    assert!(
+        told[0] == HEALTHY && told[1].starts_with("there is no record of rank 1, for which rank 0 waits"),
+        "{told:?}"
+    );
 }
 
 #[test]
@@ -96,8 +142,8 @@ fn a_rank_without_a_record_is_the_cause_if_others_wait_for_it() {
         record(1, 3, vec![call("barrier", &[0, 1], "tp", 6, 90.0, None)]),
     ];
     let expected = [
-        "there is no record of rank 2, for which ranks 0 and 1 wait: it was killed before it could write one; look at \
-         the system's log of their hosts",
+        "there is no record of rank 2, for which ranks 0 and 1 wait: it was killed before it could write one, or did not \
+         get the signal that asks for it; look at the system's log of their hosts",
         "rank 1 has waited for 10.0 s in barrier number 6 over tp for rank 0",
     ];
     assert_eq!(lines(&records), expected);
@@ -135,10 +181,7 @@ fn a_straggler_is_found_though_the_clocks_are_an_hour_apart() {
         (0..20).map(one).collect()
     };
     let record = |rank| FlightRecord { written: rank as f64 * 3600.0 + 4.0, ..record(rank, 3, calls(rank)) };
-    let expected = [
-        "no rank was waiting in a call, and none had failed",
-        "rank 1 is late: in half of 20 calls the others waited 50 ms or longer for it",
-    ];
+    let expected = [HEALTHY, "rank 1 is late: in half of 20 calls the others waited 50 ms or longer for it"];
     assert_eq!(lines(&[record(0), record(1), record(2)]), expected);
 }
 
@@ -243,6 +286,10 @@ proptest! {
         let somebody_waits = records.iter().flat_map(|record| &record.calls).any(|call| call.left.is_none());
         match (end, &diagnosis.findings[0]) {
             (End::Outside, Finding::Healthy) => prop_assert!(!somebody_waits),
+            (End::Killed, Finding::Healthy) => {
+                let is_missed = matches!(diagnosis.findings[1], Finding::NoRecord { .. });
+                prop_assert!(is_missed && !somebody_waits);
+            }
             (End::Outside, Finding::Absent(_)) | (End::Killed, Finding::NoRecord { .. }) | (End::Panics, Finding::Failed { .. }) => {
                 prop_assert_eq!(diagnosis.findings[0].suspects(), [stopped % n]);
             }

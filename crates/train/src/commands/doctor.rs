@@ -27,7 +27,7 @@ pub struct DoctorArgs {
 const STEPS: usize = 20;
 /// The share of the time that steps may spend waiting for data or a checkpoint.
 const SHARE: f64 = 0.2;
-/// Seconds outside of any call after which ranks are likely stuck.
+/// Seconds without progress after which ranks are likely stuck.
 const SILENT: f64 = 5.0;
 /// Number of last events that are shown.
 const EVENTS: usize = 5;
@@ -85,17 +85,18 @@ fn say_records(records: &[FlightRecord], metrics: &Metrics) {
     let of =
         if records.len() == records[0].world_size { String::new() } else { format!(" of {}", records[0].world_size) };
     say(&format!("The last calls of {}{of}, recorded at {at} in step {step}{since}:", rank_list(&numbers)));
-    let diagnosis = diagnose(records);
-    for (i, finding) in diagnosis.findings.iter().enumerate() {
-        let likely = if i == 0 && *finding != Finding::Healthy { "likely cause: " } else { "" };
+    let findings = diagnose(records).findings;
+    let is_healthy = findings.contains(&Finding::Healthy);
+    for (i, finding) in findings.iter().enumerate() {
+        let likely = if i == 0 && !is_healthy { "likely cause: " } else { "" };
         say(&format!("  {likely}{finding}"));
     }
     // Nobody waits for a rank if all are stuck.
-    let silent = records.iter().map(|record| record.since_last_event).fold(f64::INFINITY, f64::min);
-    if diagnosis.findings.contains(&Finding::Healthy) && silent > SILENT {
+    let silent = records.iter().map(|record| record.silence).fold(f64::INFINITY, f64::min);
+    if is_healthy && silent > SILENT {
         let place = records[0].place.as_ref().map_or(String::new(), |place| format!(" ({})", place.what));
         say(&format!(
-            "  all of them were outside of any call for {silent:.0} s or longer{place}: look at what they compute there"
+            "  but no rank had made any progress for {silent:.0} s or longer{place}: look at what they do there"
         ));
     }
     let waits = |what: &str| -> Vec<usize> {
@@ -103,7 +104,7 @@ fn say_records(records: &[FlightRecord], metrics: &Metrics) {
         records.iter().filter(is_there).map(|record| record.rank).collect()
     };
     let waiting = waits("waiting for data");
-    if !waiting.is_empty() && waiting.len() < records.len() {
+    if !is_healthy && !waiting.is_empty() && waiting.len() < records.len() {
         say(&format!(
             "  {} waited for data: its file system is slow or does not answer, or another program uses it",
             rank_list(&waiting)

@@ -127,10 +127,13 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
             Some(_) => {}
         }
     }
+    if launch.has_rank_0() {
+        options.passed_over.iter().for_each(|line| to_stderr(line));
+    }
     let steps = config.train.steps;
     let outcome = match train_launched(launch, config, &options, || match args.dry_run {
         true => stop_at_once(Scratch::remover(launch)),
-        false => stop_after_a_step(launch.has_rank_0()),
+        false => stop_after_a_step(stopping(launch)),
     }) {
         // A script that restarts the run until it succeeds can stop.
         Err(done @ (TrainError::Finished { .. } | TrainError::OutOfPatience { .. }))
@@ -158,6 +161,17 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
     Ok(if outcome.stopped && !is_launched { interrupted() } else { ExitCode::SUCCESS })
 }
 
+/// What to say at a signal. With several processes, it usually comes from mpirun, which ends all of them if one has failed;
+/// a supervisor gets those of the user, and says so itself.
+fn stopping(launch: &Launch) -> Option<&'static str> {
+    match launch.processes() {
+        _ if !launch.has_rank_0() => None,
+        None => Some(signals::STOPPING),
+        Some(_) if attempt::is_supervised() => None,
+        Some(_) => Some("a signal, or mpirun, ends the processes: stopping after this step, if there is time"),
+    }
+}
+
 impl TrainArgs {
     /// The configuration, and a name for the run. `processes` is the number of processes that `mpirun` started, which
     /// are the ranks.
@@ -170,10 +184,10 @@ impl TrainArgs {
             .map(|url| download::fetch(url, self.out.as_deref(), self.dry_run, self.quiet));
         let fetched = fetched.transpose()?;
         let find = |which: &PathBuf| resume::find(which, self.out.as_deref(), self.model.as_deref(), whole);
-        let (resume, again_in) = match fetched.as_ref().or(self.resume.as_ref()).map(find).transpose()? {
-            None => (None, None),
-            Some(Start::From(checkpoint)) => (Some(checkpoint), None),
-            Some(Start::Anew { again_in }) => (None, again_in),
+        let (resume, passed_over, again_in) = match fetched.as_ref().or(self.resume.as_ref()).map(find).transpose()? {
+            None => (None, vec![], None),
+            Some(Start::From { checkpoint, passed_over }) => (Some(checkpoint), passed_over, None),
+            Some(Start::Anew { again_in }) => (None, vec![], again_in),
         };
         let resumed = resume.as_ref().or(again_in.as_ref()).map(|folder| folder.join(CONFIG));
         let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -231,6 +245,7 @@ impl TrainArgs {
                 out,
                 again,
                 resume,
+                passed_over,
                 newest,
                 partial: self.partial,
                 new_tokenizer,

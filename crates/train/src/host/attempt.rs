@@ -7,11 +7,12 @@ use crate::allocator::note_failure;
 use crate::atomic_write::write_whole;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
-use std::io;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 use std::{env, fs, thread};
 
@@ -30,9 +31,12 @@ pub(crate) const RESTARTED: &str = "KILN_RESTARTED";
 
 /// The file with the result.
 const RESULT: &str = "result.json";
+/// A file of this many bytes, which becomes the result if the disk is full.
+const SPARE: &str = "spare";
+const SPARE_BYTES: usize = 4096;
 /// The file whose contents change while the process lives.
 const ALIVE: &str = "alive";
-/// The file that is there if an allocation has failed.
+/// The file that is there if an allocation has failed, with the step.
 const NO_MEMORY: &str = "no-memory";
 /// The file that asks the ranks to stop after a step.
 pub(crate) const STOP: &str = "stop";
@@ -49,6 +53,8 @@ pub(crate) const BEAT: Duration = Duration::from_secs(1);
 
 /// Whether the ranks have been started.
 static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
+/// The last step that a rank of this process has begun, from 1; 0 before.
+static STEP: AtomicU64 = AtomicU64::new(0);
 
 /// How an attempt has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,7 +120,7 @@ pub(crate) fn why_restarted() -> Option<String> {
 /// Starts the heartbeat.
 pub(crate) fn start_heartbeat() {
     let Some(folder) = folder() else { return };
-    note_failure(&folder.join(NO_MEMORY));
+    note_failure(&folder.join(NO_MEMORY), &STEP);
     thread::spawn(move || {
         for beat in 0_u64.. {
             let _ = fs::write(folder.join(ALIVE), beat.to_string());
@@ -135,6 +141,11 @@ pub(crate) fn begin(stop: &Arc<AtomicBool>, micro_batch: usize) {
         }
         stop.store(true, Ordering::Relaxed);
     });
+}
+
+/// Notes that a rank begins a step, from 1.
+pub(crate) fn begin_step(step: usize) {
+    STEP.fetch_max(step as u64, Ordering::Relaxed);
 }
 
 /// Notes that the run's folder is that of this run: before, a restart must begin as the first attempt did. Without a
@@ -166,8 +177,9 @@ pub(crate) fn ended_well(stopped: bool) {
     write(&Ended::Well { stopped });
 }
 
-/// Notes that the run has failed.
+/// Notes that the run has failed: in the last step that was begun, if the error is not about another one.
 pub(crate) fn failed(error: &str, cause: Cause, step: Option<u64>) {
+    let step = step.or(Some(STEP.load(Ordering::Relaxed)).filter(|step| *step > 0));
     write(&Ended::Failed { begun: HAS_BEGUN.load(Ordering::Relaxed), cause, step, error: error.into() });
 }
 
@@ -177,16 +189,39 @@ pub(crate) fn skips(step: usize) -> bool {
     steps.split(',').any(|skipped| skipped.parse() == Ok(step))
 }
 
-/// Whether a failed allocation has ended the attempt.
-pub(crate) fn had_no_memory(folder: &Path) -> bool {
-    folder.join(NO_MEMORY).exists()
+/// The step in which an allocation has failed, 0 before the first one; `None` if none has.
+pub(crate) fn step_without_memory(folder: &Path) -> Option<u64> {
+    let text = fs::read_to_string(folder.join(NO_MEMORY)).ok()?;
+    Some(text.parse().unwrap_or(0)) // a full disk takes no number
 }
 
 /// The first process to fail says why.
 fn write(ended: &Ended) {
-    let Some(path) = folder().map(|folder| folder.join(RESULT)).filter(|path| !path.exists()) else { return };
-    let text = serde_json::to_string(ended).expect("it has plain fields");
-    let _ = write_whole(&path, |file| fs::write(file, text));
+    if let Some(folder) = folder().filter(|folder| !folder.join(RESULT).exists()) {
+        write_to(&folder, ended, |path, text| write_whole(path, |file| fs::write(file, text)));
+    }
+}
+
+/// Writes the result by `write`; if the disk is full, over the bytes of the spare file.
+fn write_to(folder: &Path, ended: &Ended, write: impl FnOnce(&Path, &[u8]) -> io::Result<()>) {
+    let text_of = |ended: &Ended| serde_json::to_vec(ended).expect("it has plain fields");
+    let (mut text, path) = (text_of(ended), folder.join(RESULT));
+    if write(&path, &text).is_ok() {
+        return;
+    }
+    let mut ended = ended.clone();
+    if let Ended::Failed { error, .. } = &mut ended
+        && text.len() > SPARE_BYTES
+    {
+        *error = error.chars().take(SPARE_BYTES / 8).collect(); // JSON has at most 6 bytes of each
+        text = text_of(&ended);
+    }
+    let spare = folder.join(SPARE);
+    let written = OpenOptions::new().write(true).open(&spare).and_then(|mut file| {
+        file.write_all(&text)?;
+        file.set_len(text.len() as u64)
+    });
+    let _ = written.and_then(|()| fs::rename(&spare, &path));
 }
 
 fn folder() -> Option<PathBuf> {
@@ -209,9 +244,13 @@ pub(crate) fn heartbeat(folder: &Path) -> Option<Heartbeat> {
     Some(Heartbeat(fs::metadata(&path).and_then(|found| found.modified()).ok()?, fs::read(path).ok()?))
 }
 
-/// Removes what an attempt has said.
+/// Removes what an attempt has said, and keeps room for what the next one will say.
 pub(crate) fn clear(folder: &Path) {
     [RESULT, ALIVE, NO_MEMORY, STOP, MICRO_BATCH].iter().for_each(|name| drop(fs::remove_file(folder.join(name))));
+    let spare = folder.join(SPARE);
+    if !fs::metadata(&spare).is_ok_and(|found| found.len() == SPARE_BYTES as u64) {
+        let _ = fs::write(&spare, [b' '; SPARE_BYTES]);
+    }
 }
 
 /// The size of the attempt's micro-batches; `None` if its ranks have not been started.
@@ -232,4 +271,23 @@ pub(crate) fn last_memory(folder: &Path) -> Option<PathBuf> {
 /// Removes the folder of a supervisor.
 pub(crate) fn remove(folder: &Path) {
     let _ = fs::remove_dir_all(folder);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_has_room_for_why_a_run_has_failed() {
+        let folder = tempfile::tempdir().unwrap();
+        let full = |_: &Path, _: &[u8]| Err(io::ErrorKind::StorageFull.into());
+        for length in [3, 10_000] {
+            clear(folder.path());
+            let error = "\n".repeat(length);
+            let failed = Ended::Failed { begun: true, cause: Cause::Other, step: Some(5), error };
+            write_to(folder.path(), &failed, full);
+            let Some(Ended::Failed { step: Some(5), error, .. }) = ended(folder.path()) else { panic!("{length}") };
+            assert_eq!(error.len(), length.min(SPARE_BYTES / 8));
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::error::TrainError;
+use crate::format::count;
 use crate::host::attempt;
 use checkpoint::Parameter;
 use fsdp::Fsdp;
@@ -70,9 +71,9 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// Reads them from the environment.
-    pub fn of_environment() -> Result<Self, TrainError> {
-        let faults = env::var(FAULTS).map_or(Ok(vec![]), |text| parse(&text))?;
+    /// Reads those of a run of this many ranks from the environment.
+    pub fn of_environment(ranks: usize) -> Result<Self, TrainError> {
+        let faults = env::var(FAULTS).map_or(Ok(vec![]), |text| parse(&text, ranks))?;
         Ok(Self { faults, attempt: attempt::number() })
     }
 
@@ -136,11 +137,11 @@ fn signal(number: i32) {
     unsafe { libc::raise(number) };
 }
 
-fn parse(text: &str) -> Result<Vec<Fault>, TrainError> {
-    text.split(';').map(str::trim).filter(|fault| !fault.is_empty()).map(fault).collect()
+fn parse(text: &str, ranks: usize) -> Result<Vec<Fault>, TrainError> {
+    text.split(';').map(str::trim).filter(|text| !text.is_empty()).map(|text| fault(text, ranks)).collect()
 }
 
-fn fault(text: &str) -> Result<Fault, TrainError> {
+fn fault(text: &str, ranks: usize) -> Result<Fault, TrainError> {
     let wrong = |what: &str| {
         TrainError::Fault(format!(
             "{FAULTS} has `{text}`, {what}: give KIND:KEY=N,... separated by `;`, where KIND is panic, error, kill, stop, hang, slow, \
@@ -184,7 +185,14 @@ fn fault(text: &str) -> Result<Fault, TrainError> {
     if attempt == Some(0) {
         return Err(wrong("and attempts count from 1"));
     }
-    Ok(Fault { kind, step, rank: rank.unwrap_or(0), attempt })
+    let rank = rank.unwrap_or(0);
+    if rank >= ranks {
+        return Err(wrong(&format!(
+            "where there is no rank {rank}: the run has {}, counted from 0",
+            count(ranks, "rank")
+        )));
+    }
+    Ok(Fault { kind, step, rank, attempt })
 }
 
 #[cfg(test)]
@@ -193,7 +201,7 @@ mod tests {
 
     #[test]
     fn faults_are_read_and_happen_in_their_step_rank_and_attempt() {
-        let faults = parse("error:step=3,rank=1,attempt=2; nan:step=5;").unwrap();
+        let faults = parse("error:step=3,rank=1,attempt=2; nan:step=5;", 2).unwrap();
         let at = |attempt, step, rank| Faults { faults: faults.clone(), attempt }.strike(step, rank);
         assert!(at(2, 3, 1).unwrap_err().to_string().contains("has an error in step 3"));
         assert_eq!([at(1, 3, 1), at(2, 3, 0), at(2, 4, 1)].map(Result::unwrap), [Struck::default(); 3]);
@@ -206,15 +214,19 @@ mod tests {
             ("panic:step", "no `=`"),
             ("panic:step=x", "not a whole number"),
             ("panic:step=1,ms=2", "an unknown key"),
+            (
+                "nan:step=5; panic:step=1,rank=2",
+                "`panic:step=1,rank=2`, where there is no rank 2: the run has 2 ranks, counted from 0",
+            ),
         ] {
-            let error = parse(text).unwrap_err().to_string();
+            let error = parse(text, 2).unwrap_err().to_string();
             assert!(error.contains(what) && error.contains("panic:step=20"), "{error}");
         }
     }
 
     #[test]
     fn a_lost_device_is_gone_until_it_is_back() {
-        let faults = parse("lost:step=3,rank=1,back=4; lost:step=9,attempt=2,rank=2").unwrap();
+        let faults = parse("lost:step=3,rank=1,back=4; lost:step=9,attempt=2,rank=2", 3).unwrap();
         let lost = |attempt| Faults { faults: faults.clone(), attempt }.devices_lost();
         assert_eq!([1, 2, 3, 4].map(lost), [0, 1, 2, 1]);
     }

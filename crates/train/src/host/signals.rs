@@ -20,8 +20,11 @@ pub(crate) fn interrupted() -> ExitCode {
 /// time count as one.
 pub(crate) const SAME: Duration = Duration::from_secs(2);
 
-/// Installs a handler: a signal sets the flag, and a second one ends the process. With `tell`, it says so.
-pub(crate) fn stop_after_a_step(tell: bool) -> Arc<AtomicBool> {
+/// What a signal leads to, for the user who has sent it.
+pub(crate) const STOPPING: &str = "stopping after this step; a second Ctrl-C or signal stops at once";
+
+/// Installs a handler: a signal sets the flag and says `what` happens, and a second one ends the process.
+pub(crate) fn stop_after_a_step(what: Option<&'static str>) -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let (handler, mut first) = (stop.clone(), None::<Instant>);
     let set = handle(move || {
@@ -33,8 +36,8 @@ pub(crate) fn stop_after_a_step(tell: bool) -> Arc<AtomicBool> {
             std::process::exit(INTERRUPTED.into());
         }
         first = Some(Instant::now());
-        if tell {
-            let _ = writeln!(io::stderr(), "\nstopping after this step; a second Ctrl-C or signal stops at once");
+        if let Some(what) = what {
+            let _ = writeln!(io::stderr(), "\n{what}");
         }
     });
     if let Err(error) = set {

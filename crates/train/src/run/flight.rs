@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 
 /// Time between looks at the recorders.
 const LOOK: Duration = Duration::from_millis(100);
+/// Time between records of a rank that stays silent: its process may be killed at any moment.
+const AGAIN: Duration = Duration::from_secs(1);
 /// A supervised process whose ranks are silent for this many timeouts of a call, and [`MORE`], is ended. Ranks that wait
 /// in a call give up after one timeout, and are told of the failure of another one after two.
 const DEAD: u32 = 3;
@@ -110,14 +112,14 @@ impl Flights {
         Some(format!("the last calls of each rank are recorded: `{doctor}` compares them"))
     }
 
-    /// Writes the records when SIGUSR1 asks for them, and when a rank has been silent for half the timeout of a call:
-    /// before this process is ended by the others, who wait for it. Ends a supervised process that is stuck outside of
+    /// Writes the records when SIGUSR1 asks for them, and from when a rank has been silent for half the timeout of a call:
+    /// until this process is ended by the others, who wait for it. Ends a supervised process that is stuck outside of
     /// any call.
     pub fn watch(self: &Arc<Self>, call: Duration, rank_0: bool) -> Watch {
         let (flights, done) = (self.clone(), Arc::new(AtomicBool::new(false)));
         let watch = Watch(done.clone());
         thread::spawn(move || {
-            let mut was_silent = false;
+            let mut last_written = None::<Instant>;
             while !done.load(Ordering::Relaxed) {
                 thread::sleep(LOOK);
                 if signals::take_request()
@@ -127,11 +129,10 @@ impl Flights {
                     to_stderr(&format!("the ranks' last calls are in {}", folder.display()));
                 }
                 let Some((longest, shortest, in_steps)) = flights.silence() else { continue };
-                let is_silent = longest > call / 2;
-                if is_silent && !was_silent {
+                if longest > call / 2 && last_written.is_none_or(|last| last.elapsed() > AGAIN) {
                     flights.write();
+                    last_written = Some(Instant::now());
                 }
-                was_silent = is_silent;
                 let dead = call.saturating_mul(if in_steps { DEAD } else { DEAD * AT_START }).saturating_add(MORE);
                 if shortest > dead && !done.load(Ordering::Relaxed) && attempt::is_supervised() {
                     end_process(&flights, &TrainError::Silent { seconds: shortest.as_secs() });

@@ -18,6 +18,8 @@ pub struct RunOptions {
     pub again: bool,
     /// The checkpoint to resume from, a folder `step-N`.
     pub resume: Option<PathBuf>,
+    /// Lines about newer checkpoints than that, which are damaged.
+    pub passed_over: Vec<String>,
     /// The newest checkpoint of the resumed run at the time it was looked up.
     pub newest: Option<PathBuf>,
     /// Whether to load only the matching parameters, from a checkpoint of a different model.

@@ -8,7 +8,7 @@ use std::fs;
 /// meantime.
 pub(super) fn of(end: &End, oom_kill: bool) -> (Cause, String) {
     let kernel = oom_kill && end.was_killed();
-    let cause = if end.had_no_memory || kernel { Cause::OutOfMemory } else { Cause::Other };
+    let cause = if end.without_memory.is_some() || kernel { Cause::OutOfMemory } else { Cause::Other };
     (cause, describe(end, kernel))
 }
 
@@ -27,15 +27,20 @@ fn describe(end: &End, kernel: bool) -> String {
         }
         None => {}
     }
+    if let Some(step) = end.without_memory {
+        let step = if step > 0 { format!(" in step {step}") } else { String::new() };
+        return format!("the process could not allocate memory{step}: there is none, or a limit is reached");
+    }
     match end.signal {
-        _ if end.had_no_memory => "the process could not allocate memory: there is none, or a limit is reached".into(),
         _ if kernel => "the kernel killed the process because there was not enough memory (SIGKILL)".into(),
         Some(signal) => format!("the process was killed by {}", name(signal)),
         // A launcher says in this way which signal has ended a process of its own.
         None if end.code.is_some_and(|code| (129..160).contains(&code)) => {
             format!("a process was ended by {}", name(i32::from(end.code.unwrap_or(0)) - 128))
         }
-        None => format!("the process exited with code {} and no result", end.code.unwrap_or(0)),
+        None => {
+            format!("the process exited with code {} and no result: its last lines may say why", end.code.unwrap_or(0))
+        }
     }
 }
 

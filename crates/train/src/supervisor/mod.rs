@@ -161,14 +161,15 @@ impl Supervised<'_> {
                 _ => {
                     let (cause, error) = causes::of(&ended, causes::oom_kills() > kills);
                     to_stderr(&format!("error: {error}"));
-                    (ended.has_lived, cause, None, error)
+                    (ended.has_lived, cause, ended.without_memory, error)
                 }
             };
             self.wait_for_ranks();
             self.recover();
             let set_aside = self.set_aside_if_damaged(&error);
             let newest = newest(&self.run);
-            let step = of_step.unwrap_or_else(|| RunFolder::at(&self.run).last_step() + 1);
+            // Rank 0 may not have noted the last step when another rank in its process begins the next one.
+            let step = of_step.unwrap_or(0).max(RunFolder::at(&self.run).last_step() + 1);
             self.log(&format!("step {step}: {error}"));
             let change = match self.smaller_batch(cause) {
                 Ok(change) => change,
@@ -304,7 +305,7 @@ impl Supervised<'_> {
             error => matches!(error, CheckpointError::Broken { .. }),
         };
         let Some(error) = verified.err().filter(is_damaged) else { return false };
-        self.say(&format!("warning: {} is damaged and is set aside: {error}", path.display()));
+        self.say(&format!("warning: {} is damaged and is set aside: {}", path.display(), error.problem()));
         let set_aside = folder.set_aside(step - 1).err();
         set_aside.iter().for_each(|error| self.say(&format!("warning: it cannot be set aside: {error}")));
         set_aside.is_none()

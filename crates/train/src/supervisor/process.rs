@@ -3,6 +3,7 @@
 use crate::error::TrainError;
 use crate::host::attempt::{self, Ended, Heartbeat};
 use crate::host::signals;
+use crate::terminal::to_stderr;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
@@ -51,9 +52,9 @@ pub(super) struct End {
     pub signal: Option<i32>,
     /// Why the supervisor has killed it, if it has not said how it ended.
     pub killed: Option<Killed>,
-    /// Whether it has aborted after a failed allocation. One that fails where the program can do without leaves its note
-    /// too.
-    pub had_no_memory: bool,
+    /// The step of a failed allocation after which it has aborted, 0 before the first step. An allocation that fails where
+    /// the program can do without leaves its note too.
+    pub without_memory: Option<u64>,
     /// Whether it has had a heartbeat, or was alive to be killed; mpirun may have refused its options.
     pub has_lived: bool,
     /// What it says itself.
@@ -79,7 +80,7 @@ impl End {
     pub fn not_started(error: &TrainError) -> Self {
         let (cause, step) = error.cause();
         let result = Some(Ended::Failed { begun: false, cause, step, error: error.to_string() });
-        Self { code: None, signal: None, killed: None, had_no_memory: false, has_lived: false, result }
+        Self { code: None, signal: None, killed: None, without_memory: None, has_lived: false, result }
     }
 }
 
@@ -147,7 +148,10 @@ impl State {
     fn pass_on(&self) {
         let Some(group) = self.group else { return };
         match (self.signals, &self.stop) {
-            (1, Some(file)) => drop(fs::write(file, "")),
+            (1, Some(file)) => {
+                to_stderr(&format!("\n{}", signals::STOPPING));
+                let _ = fs::write(file, "");
+            }
             (1 | 2, _) => send(group, libc::SIGTERM),
             _ => send(group, libc::SIGKILL),
         }
@@ -188,10 +192,10 @@ impl Attempt {
         let status = child.wait().map_err(failed)?;
         let code = status.code().map(|code| u8::try_from(code).unwrap_or(1));
         let has_aborted = [status.signal(), code.map(|code| i32::from(code) - 128)].contains(&Some(libc::SIGABRT));
-        let had_no_memory = has_aborted && attempt::had_no_memory(&self.folder);
+        let without_memory = attempt::step_without_memory(&self.folder).filter(|_| has_aborted);
         let (signal, result) = (status.signal(), attempt::ended(&self.folder));
         let has_lived = signal.is_some() || attempt::heartbeat(&self.folder).is_some();
-        Ok(End { code, signal, killed, had_no_memory, has_lived, result })
+        Ok(End { code, signal, killed, without_memory, has_lived, result })
     }
 }
 

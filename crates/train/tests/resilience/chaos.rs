@@ -43,7 +43,7 @@ const CARDS: &[&str] = &["--device=cuda", "--set=parallel.precision.param=fp32"]
 const ON_CARDS: &str = "--set=comm.timeout_seconds=60";
 
 /// What a run says that finds no other checkpoint than a damaged one: any rank may find it.
-const DAMAGED: [&str; 2] = ["is damaged", "the checkpoint cannot be trusted"];
+const DAMAGED: [&str; 3] = ["is damaged", "are damaged", "the checkpoint cannot be trusted"];
 
 impl Chaos<'_> {
     /// Makes a run with faults, and checks what comes of it. Returns the kinds of faults, and how it has ended.

@@ -63,7 +63,11 @@ fn auto_passes_over_damaged_checkpoints_and_says_so() {
     let newest = folder.path().join("run/checkpoints/step-9");
     flip(&newest.join("rank-1.safetensors"), 40);
     refused(folder.path(), &["--resume=run", "--steps=12"], "rank-1.safetensors: has digest ");
-    refused(folder.path(), &["inspect", "run"], "take the one before (run@6), as `--resume auto` does automatically");
+    refused(
+        folder.path(),
+        &["inspect", "run"],
+        "take the one before (run@6); in training, `--resume auto --out run` takes",
+    );
     let (_, told) = succeed(folder.path(), &auto("--steps=12"));
     for part in [
         "warning: run/checkpoints/step-9 is damaged and is skipped: run/checkpoints/step-9/rank-1.safetensors: has digest ",
@@ -83,7 +87,9 @@ fn auto_passes_over_damaged_checkpoints_and_says_so() {
     for name in checkpoints(&folder.path().join("run")).iter().filter(|name| name.starts_with("step-")) {
         fs::remove_file(folder.path().join("run/checkpoints").join(name).join("index.json")).unwrap();
     }
-    refused(folder.path(), &auto("--steps=13"), "error: cannot read run/checkpoints/step-12/index.json");
+    let all = "checkpoints of run are damaged:\n  cannot read run/checkpoints/step-12/index.json: ";
+    refused(folder.path(), &auto("--steps=13"), all);
+    refused(folder.path(), &["--resume=run", "--steps=13"], "the run's other checkpoints are damaged too");
     assert_eq!(step_losses(&folder.path().join("run")), found);
 }
 
