@@ -31,10 +31,10 @@ impl fmt::Display for Diagnosis {
 
 /// Compares the records of the ranks of a world.
 ///
-/// If no rank has failed and none waits longer than in the calls before, nothing is a cause: the first finding says so, and
-/// the others say who waited for whom. The causes come in this order: failures of a program, calls that differ, ranks without a record that others wait for,
-/// deadlocks, ranks that are outside of any call while others wait for them. Of the calls that the ranks of a group made
-/// at the same place, the one that most of them made counts as right.
+/// If no rank has failed and none waits longer than in the calls before, nothing is a cause: the first finding says so,
+/// and the others say who waited for whom. The causes come in this order: failures of a program, calls that differ, ranks
+/// without a record that others wait for, deadlocks, ranks that are outside of any call while others wait for them. Of
+/// the calls that the ranks of a group made at the same place, the one that most of them made counts as right.
 ///
 /// The machines' clocks may differ. A verdict compares times of one rank only, except that failures of several ranks are
 /// listed in the order of their times. Records of different moments may show a wait that was over soon; a hang does not

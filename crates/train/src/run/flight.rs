@@ -112,9 +112,9 @@ impl Flights {
         Some(format!("the last calls of each rank are recorded: `{doctor}` compares them"))
     }
 
-    /// Writes the records when SIGUSR1 asks for them, and from when a rank has been silent for half the timeout of a call:
-    /// until this process is ended by the others, who wait for it. Ends a supervised process that is stuck outside of
-    /// any call.
+    /// Writes the records when SIGUSR1 asks for them. Once a rank has been silent for half the timeout of a call, it
+    /// writes them every second, since the others wait for that rank and will end this process. Ends a supervised process
+    /// that is stuck outside of any call.
     pub fn watch(self: &Arc<Self>, call: Duration, rank_0: bool) -> Watch {
         let (flights, done) = (self.clone(), Arc::new(AtomicBool::new(false)));
         let watch = Watch(done.clone());
