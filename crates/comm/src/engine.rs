@@ -72,6 +72,12 @@ pub trait Engine: Send + Sync {
     /// device.
     fn recv(&self, from: usize) -> Result<Payload, CommError>;
 
+    /// Does the same as [`recv`](Self::recv) if the payload has come, and otherwise returns `None` at once. An engine
+    /// that cannot tell waits.
+    fn try_recv(&self, from: usize) -> Result<Option<Payload>, CommError> {
+        self.recv(from).map(Some)
+    }
+
     /// Creates a group from some of this group's ranks, including this one, given in ascending order. Every rank of
     /// this group calls it, each with its own new group; the new groups are disjoint.
     fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError>;

@@ -1,6 +1,6 @@
-//! Collectives by NCCL between CUDA GPUs, one rank on each, with `KILN_KERNEL_DEVICE=cuda`. Ranks are threads, and with
-//! the feature `mpi` also processes. Values are whole numbers that all dtypes add exactly, so the order of sums does not
-//! matter, and results have the bits of those on the CPU.
+//! Collectives and messages by NCCL between CUDA GPUs, one rank on each, with `KILN_KERNEL_DEVICE=cuda`. Ranks are
+//! threads, and with the feature `mpi` also processes. Values are whole numbers that all dtypes add exactly, so the order
+//! of sums does not matter, and results have the bits of those on the CPU.
 #![cfg(feature = "nccl")]
 
 mod common;
@@ -173,6 +173,27 @@ fn messages_cross_each_other_and_collectives() {
                 }
             }
         });
+    });
+}
+
+/// Rank 0 sends and goes on to a collective, which waits for rank 1, which waits for the message.
+#[test]
+fn a_collective_that_waits_for_the_receiver_does_not_hold_up_the_message() {
+    let Some((devices, _alone)) = devices() else { return };
+    on(devices, |comm| {
+        let comm = comm.clone().by_nccl(HANG).unwrap();
+        for call in 0..3 {
+            match comm.rank() {
+                0 => comm.send(floats(&comm, DType::F32, 50), 1).unwrap(),
+                1 => {
+                    thread::sleep(Duration::from_millis(200));
+                    let found = comm.recv::<Float>(0).unwrap();
+                    assert_eq!(values(found.into_data()), values(floats_of(0, 50)), "{call}");
+                }
+                _ => {}
+            }
+            comm.all_gather(floats(&comm, DType::F32, 5)).unwrap();
+        }
     });
 }
 

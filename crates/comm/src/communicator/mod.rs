@@ -65,7 +65,7 @@ impl Communicator {
     /// calls it, before the group is split.
     ///
     /// # Errors
-    /// NCCL cannot be loaded, or this rank's device is not a CUDA GPU.
+    /// NCCL cannot be loaded, this rank's device is not a CUDA GPU, or two ranks have the same one.
     #[cfg(feature = "nccl")]
     pub fn by_nccl(self, timeouts: impl Into<crate::Timeouts>) -> Result<Self, CommError> {
         Ok(Self { engine: crate::NcclEngine::over(self.engine.clone(), timeouts)?, ..self })

@@ -229,6 +229,10 @@ impl Engine for HierarchicalEngine {
         self.flat.recv(from)
     }
 
+    fn try_recv(&self, from: usize) -> Result<Option<Payload>, CommError> {
+        self.flat.try_recv(from)
+    }
+
     fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError> {
         self.flat.split(members).map(|flat| Self::saving(flat, self.fewest_saved))
     }

@@ -204,6 +204,14 @@ impl LocalEngine {
         }
     }
 
+    /// Returns a message on this rank's device, or on the CPU if it was there.
+    fn here(&self, parcel: Parcel) -> Payload {
+        if parcel.is_on_cpu() {
+            return parcel.into_payload();
+        }
+        fetch(&[(&parcel, 0..parcel.len())], &self.device).swap_remove(0)
+    }
+
     fn fail(&self, failed: usize, reason: String) {
         self.world.fail(Failure { reporter: self.world_rank(), failed, reason });
     }
@@ -342,10 +350,23 @@ impl Engine for LocalEngine {
     fn recv(&self, from: usize) -> Result<Payload, CommError> {
         let take = |state: &mut GroupState| state.receive(from, self.rank).map(Ok);
         let parcel = self.wait(self.group.lock(), Wait::Peer(from), Collective::Recv(from), take)?;
-        if parcel.is_on_cpu() {
-            return Ok(parcel.into_payload());
+        Ok(self.here(parcel))
+    }
+
+    fn try_recv(&self, from: usize) -> Result<Option<Payload>, CommError> {
+        let (mut state, collective) = (self.group.lock(), Collective::Recv(from));
+        if let Some(parcel) = state.receive(from, self.rank) {
+            drop(state);
+            return Ok(Some(self.here(parcel)));
         }
-        Ok(fetch(&[(&parcel, 0..parcel.len())], &self.device).swap_remove(0))
+        let lost = state.lost(self.rank, Wait::Peer(from));
+        self.check_failure(&state, collective)?;
+        drop(state);
+        if let Some(lost) = lost {
+            self.fail(self.group.members[lost], LEFT.into());
+            self.check_failure(&self.group.lock(), collective)?;
+        }
+        Ok(None)
     }
 
     fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError> {

@@ -174,6 +174,12 @@ impl MpiEngine {
         }
     }
 
+    /// Returns a message on this rank's device, or on the CPU if it was there.
+    fn here(&self, Received { part: (len, dtype), on_cpu, bytes }: Received) -> Payload {
+        let data = TensorData::from_bytes(bytes, [len], dtype);
+        Payload::from_data(data, &if on_cpu { Device::flex() } else { self.device.clone() })
+    }
+
     fn payload(&self, bytes: Bytes, len: usize, dtype: DType) -> Payload {
         Payload::from_data(TensorData::from_bytes(bytes, [len], dtype), &self.device)
     }
@@ -280,9 +286,20 @@ impl Engine for MpiEngine {
         let (collective, world_rank) = (Collective::Recv(from), self.members[from]);
         self.check_failure(collective)?;
         let look = || self.world.mail.look_for_part(self.group, world_rank, collective);
-        let Received { part: (len, dtype), on_cpu, bytes } = self.wait(collective, look)?;
-        let data = TensorData::from_bytes(bytes, [len], dtype);
-        Ok(Payload::from_data(data, &if on_cpu { Device::flex() } else { self.device.clone() }))
+        self.wait(collective, look).map(|received| self.here(received))
+    }
+
+    fn try_recv(&self, from: usize) -> Result<Option<Payload>, CommError> {
+        let (collective, world_rank) = (Collective::Recv(from), self.members[from]);
+        let found = self.world.mail.look_for_part(self.group, world_rank, collective);
+        if let Polled::Done(received) = found {
+            return Ok(Some(self.here(received)));
+        }
+        self.check_failure(collective)?; // a failed rank reports why before it leaves
+        if let Polled::Lost(rank, reason) = found {
+            self.world.fail(rank, reason);
+        }
+        self.check_failure(collective).map(|()| None)
     }
 
     fn expect_agreement(&self) {

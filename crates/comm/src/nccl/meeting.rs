@@ -28,15 +28,21 @@ fn by(payload: &Payload) -> i64 {
 impl NcclEngine {
     /// Agrees on a call to which every rank gives one tensor. Returns `None` if the engine below has to make the call.
     pub(super) fn meet(&self, signature: &Signature, payload: &Payload) -> Result<Option<Met>, CommError> {
-        let turn = self.turns.enter(self.group);
         let len = payload.len() as i64;
-        let (most, cost) = self.greatest(signature, vec![turn.proposal, by(payload), len, -len])?;
-        if most[2] != -most[3] {
-            let reason = format!("{signature}: ranks give from {} to {} elements", -most[3], most[2]);
+        let (most, cost) = self.greatest(signature, vec![by(payload), len, -len])?;
+        if most[1] != -most[2] {
+            let reason = format!("{signature}: ranks give from {} to {} elements", -most[2], most[1]);
             return Err(CommError::Engine(reason));
         }
-        turn.agree(most[0]);
-        Ok((most[1] == BY_NCCL).then_some(Met { turn, cost: cost + cost }))
+        if most[0] != BY_NCCL {
+            return Ok(None);
+        }
+        // Only now, when all ranks are in the call: until its number is known, other calls wait, and one of them may be
+        // what a rank has to do before it gets here.
+        let turn = self.turns.enter(self.group);
+        let (number, _) = self.greatest(signature, vec![turn.proposal])?;
+        turn.agree(number[0]);
+        Ok(Some(Met { turn, cost: cost + cost + cost }))
     }
 
     /// Agrees on an exchange, and returns what each rank sends to this one.
@@ -45,15 +51,16 @@ impl NcclEngine {
         signature: &Signature,
         parts: &[Option<Payload>],
     ) -> Result<Option<MetParts>, CommError> {
-        let (n, turn) = (self.world_size(), self.turns.enter(self.group));
+        let n = self.world_size();
         let way = parts.iter().flatten().map(by).max().unwrap_or(BY_NCCL);
-        let (most, cost) = self.greatest(signature, vec![turn.proposal, way])?;
-        if most[1] != BY_NCCL {
+        let (most, cost) = self.greatest(signature, vec![way])?;
+        if most[0] != BY_NCCL {
             return Ok(None);
         }
-        turn.agree(most[0]);
-        // Length and dtype of each part: sender by sender, receiver by receiver.
-        let mut rows = vec![-1; 2 * n * n];
+        let turn = self.turns.enter(self.group);
+        // Length and dtype of each part, sender by sender, receiver by receiver; then the call's number.
+        let mut rows = vec![-1; 2 * n * n + 1];
+        rows[2 * n * n] = turn.proposal;
         for (to, part) in parts.iter().enumerate() {
             if let Some(part) = part {
                 let at = 2 * (self.rank() * n + to);
@@ -61,6 +68,7 @@ impl NcclEngine {
             }
         }
         let (rows, more) = self.greatest(signature, rows)?;
+        turn.agree(rows[2 * n * n]);
         let coming = (0..n).map(|from| {
             let at = 2 * (from * n + self.rank());
             let dtype = DTYPES.get(usize::try_from(rows[at + 1]).ok()?)?;
@@ -74,14 +82,16 @@ impl NcclEngine {
         self.greatest(&Signature { collective, len: None, dtype: None }, vec![0]).map(drop)
     }
 
-    /// Returns an error on all ranks if two of them have the same GPU.
+    /// Returns an error on all ranks if two of one process have the same GPU. Each process may number the GPUs in its own
+    /// way, so between processes only NCCL can tell.
     pub(super) fn check_cards(&self) -> Result<(), CommError> {
-        let mut cards = vec![0; self.world_size()];
-        cards[self.rank()] = self.card as i64;
-        let (cards, _) =
-            self.greatest(&Signature { collective: Collective::Barrier, len: None, dtype: None }, cards)?;
-        let place = |rank: usize| (self.machine(rank), cards[rank]);
-        let shared = (0..cards.len()).find_map(|b| Some(((0..b).find(|a| place(*a) == place(b))?, b)));
+        let n = self.world_size();
+        let mut rows = vec![0; 2 * n];
+        (rows[self.rank()], rows[n + self.rank()]) = (self.card as i64, i64::from(std::process::id()));
+        let (rows, _) = self.greatest(&Signature { collective: Collective::Barrier, len: None, dtype: None }, rows)?;
+        let (cards, processes) = rows.split_at(n);
+        let place = |rank: usize| (self.machine(rank), processes[rank], cards[rank]);
+        let shared = (0..n).find_map(|b| Some(((0..b).find(|a| place(*a) == place(b))?, b)));
         match shared {
             None => Ok(()),
             Some((a, b)) => Err(CommError::Engine(format!(

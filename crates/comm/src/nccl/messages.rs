@@ -3,7 +3,7 @@
 //! A GPU that has queued its part of a message would wait until the other one has, and hold up its later calls. A
 //! message is therefore queued once the receiver asks for it. From then on, it is a call of two ranks like any other,
 //! with a [turn](super::turns) of its own. Each direction between two ranks has a communicator and a stream of its own,
-//! so both can send at once. A thread of the sender's, the *postman*, does the sender's part, so the sender computes on:
+//! so both can send at once. A thread of the sender's, the *postman*, does the sender's part, and the sender computes on:
 //!
 //! ```text
 //! sender     send | compute ......................................................
@@ -11,20 +11,22 @@
 //! receiver             ask -> |          <- offer, number -> | ready <-> ready | NCCL | result
 //! ```
 //!
-//! These words are messages of the engine below, where they are the only ones: the sender's in the group itself, the
-//! receiver's in a second group of the same ranks, so that they do not mix with those of the other direction. A tensor
-//! on the CPU follows its offer there.
+//! The first message of a direction has one word more, after the number: the communicator's identifier. Words are
+//! messages of the engine below: the sender's in the group itself, the receiver's in a second group of the same ranks,
+//! so that they do not mix with those of the other direction. A tensor on the CPU follows its offer there.
 
 use super::turns::Turns;
 use super::{NOT_ON_CARD, NcclEngine, fnv, let_go, until};
 use crate::local::cards::Memory;
-use crate::payload::{DTYPES, dtype_number};
+use crate::payload::{DTYPES, Part, dtype_number};
 use crate::{Collective, CommError, Engine, Payload, Timeouts};
 use ::nccl::{Call, Communicator, UniqueId};
 use burn::tensor::{Device, TensorData};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 /// The messages of a rank in a group.
 pub struct Messages {
@@ -39,13 +41,16 @@ pub struct Messages {
 /// A thread that sends to one rank.
 struct Postman {
     letters: mpsc::Sender<Letter>,
+    /// Since when there are no more letters.
+    closed: Arc<OnceLock<Instant>>,
     thread: JoinHandle<()>,
 }
 
-/// A tensor to send, with its memory on the GPU if there is any.
-struct Letter {
-    payload: Payload,
-    memory: Option<Memory>,
+/// What is sent.
+enum Letter {
+    OnCpu(Payload),
+    /// A tensor on the GPU, without memory if it is empty. The tensor itself stays on the thread that has computed it.
+    OnCard(Part, Option<Memory>),
 }
 
 /// One rank's end of the messages from one rank to another.
@@ -61,6 +66,10 @@ struct Direction {
     peer: usize,
     communicator: Option<Communicator>,
 }
+
+/// How long a postman sleeps at first before it looks again, and at most.
+const NAP: Duration = Duration::from_micros(50);
+const MOST: Duration = Duration::from_millis(1);
 
 /// What an offer says in the place of a proposal: the tensor is on the CPU, or it is empty.
 const ON_CPU: i64 = -1;
@@ -84,12 +93,18 @@ impl Messages {
 impl NcclEngine {
     /// Hands a tensor to the postman.
     pub(super) fn post(&self, payload: Payload, to: usize) -> Result<(), CommError> {
+        if to == self.rank() {
+            return self.host.send(payload, to);
+        }
         self.host.check(Collective::Send(to))?;
-        // On this thread, whose kernels write the tensor.
-        let memory = if payload.bytes() > 0 { Memory::of(&payload) } else { None };
+        let letter = match payload {
+            payload if payload.is_on_cpu() => Letter::OnCpu(payload),
+            // On this thread, whose kernels write the tensor.
+            payload => Letter::OnCard((payload.len(), payload.dtype()), memory_of(&payload)?),
+        };
         let mut postmen = lock(&self.messages.postmen);
         let postman = postmen.entry(to).or_insert_with(|| Postman::start(self.direction(self.rank(), to, to)));
-        if postman.letters.send(Letter { payload, memory }).is_ok() {
+        if postman.letters.send(letter).is_ok() {
             return Ok(());
         }
         drop(postmen);
@@ -100,6 +115,9 @@ impl NcclEngine {
 
     /// Receives the next tensor from a rank.
     pub(super) fn receive(&self, from: usize) -> Result<Payload, CommError> {
+        if from == self.rank() {
+            return self.host.recv(from);
+        }
         let mut incoming = lock(&self.messages.incoming);
         let direction = incoming.entry(from).or_insert_with(|| {
             let direction = self.direction(from, self.rank(), from);
@@ -132,9 +150,12 @@ impl Drop for Messages {
     /// Waits until all is received that was sent, at most as long as for any call.
     fn drop(&mut self) {
         let postmen = std::mem::take(self.postmen.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let (letters, threads): (Vec<_>, Vec<_>) =
-            postmen.into_values().map(|Postman { letters, thread }| (letters, thread)).unzip();
-        drop(letters);
+        let close = |Postman { letters, closed, thread }| {
+            drop::<mpsc::Sender<_>>(letters);
+            let _ = closed.set(Instant::now());
+            thread
+        };
+        let threads: Vec<JoinHandle<()>> = postmen.into_values().map(close).collect();
         // The ends of a communicator wait for each other: this rank's receiving ones for the postmen of others, which
         // need nothing of this thread.
         self.incoming.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
@@ -144,34 +165,36 @@ impl Drop for Messages {
 
 impl Postman {
     fn start(mut direction: Direction) -> Self {
-        let (letters, outbox) = mpsc::channel();
+        let ((letters, outbox), closed) = (mpsc::channel(), Arc::new(OnceLock::new()));
+        let is_closed = closed.clone();
         let deliver = move || {
-            for letter in outbox {
-                if let Err(error) = direction.send(letter) {
-                    if matches!(error, CommError::Engine(_)) {
-                        direction.host.abort(&error.to_string());
-                    }
-                    break;
-                }
+            let host = direction.host.clone();
+            let all = || outbox.into_iter().try_for_each(|letter| direction.send(letter, &is_closed));
+            match catch_unwind(AssertUnwindSafe(all)) {
+                Ok(Err(error @ CommError::Engine(_))) => host.abort(&error.to_string()),
+                Ok(_) => {} // the world knows of other errors
+                Err(_) => host.abort("the thread that sends to another rank has panicked"),
             }
         };
         let name = "NCCL postman".into();
         let thread = thread::Builder::new().name(name).spawn(deliver).expect("the machine starts a thread");
-        Self { letters, thread }
+        Self { letters, closed, thread }
     }
 }
 
 impl Direction {
     /// Sends a tensor when the receiver asks for it.
-    fn send(&mut self, letter: Letter) -> Result<(), CommError> {
+    fn send(&mut self, letter: Letter, closed: &OnceLock<Instant>) -> Result<(), CommError> {
         let collective = Collective::Send(self.peer);
-        self.answer()?;
-        let Letter { payload, memory } = letter;
-        if payload.is_on_cpu() {
-            self.say(&[ON_CPU])?;
-            return self.host.send(payload, self.peer);
-        }
-        let (len, dtype) = (payload.len() as i64, dtype_number(payload.dtype()) as i64);
+        self.wait_to_be_asked(closed)?;
+        let ((len, dtype), memory) = match letter {
+            Letter::OnCpu(payload) => {
+                self.say(&[ON_CPU])?;
+                return self.host.send(payload, self.peer);
+            }
+            Letter::OnCard(part, memory) => (part, memory),
+        };
+        let (len, dtype) = (len as i64, dtype_number(dtype) as i64);
         let Some(memory) = memory else { return self.say(&[NOTHING, len, dtype]) };
         let turn = self.turns.enter(self.number);
         self.say(&[turn.proposal, len, dtype])?;
@@ -187,7 +210,7 @@ impl Direction {
         let call = Call::Send { from: memory.address(), bytes: memory.bytes(), to: RECEIVER };
         let check = self.check(collective);
         let communicator = self.communicator.as_mut().expect("both have joined");
-        // SAFETY: the memory is held until this returns. If it fails, the GPU has been freed before.
+        // SAFETY: the memory is held until this returns. If it fails, the GPU has been freed before, or its driver hangs.
         unsafe { communicator.run(&[call], || drop(turn), check) }
     }
 
@@ -205,7 +228,7 @@ impl Direction {
         if proposal == NOTHING {
             return Ok(payload);
         }
-        let memory = Memory::of(&payload).ok_or_else(|| CommError::Engine(NOT_ON_CARD.into()))?;
+        let memory = memory_of(&payload)?.ok_or_else(not_an_offer)?;
         let turn = self.turns.enter(self.number);
         let agreed = proposal.max(turn.proposal);
         self.reply(&[agreed])?;
@@ -229,6 +252,22 @@ impl Direction {
 
     fn join(&mut self, id: UniqueId, rank: usize, collective: Collective) -> Result<(), CommError> {
         self.communicator = Some(Communicator::new(id, rank, 2, self.card, self.check(collective))?);
+        Ok(())
+    }
+
+    /// Waits until the receiver asks. It may take any time to come to that, so this has no limit of its own while there
+    /// may be more letters, and does not count as a wait for the receiver.
+    fn wait_to_be_asked(&self, closed: &OnceLock<Instant>) -> Result<(), CommError> {
+        let mut nap = NAP;
+        while self.answers.try_recv(self.peer)?.is_none() {
+            if closed.get().is_some_and(|closed| closed.elapsed() > self.timeouts.call) {
+                let (rank, peer) = (self.host.rank(), self.peer);
+                let reason = format!("rank {peer} has not received what rank {rank} has sent to it at the end");
+                return Err(CommError::Engine(reason));
+            }
+            thread::sleep(nap);
+            nap = (2 * nap).min(MOST);
+        }
         Ok(())
     }
 
@@ -260,6 +299,14 @@ impl Direction {
 impl Drop for Direction {
     fn drop(&mut self) {
         let_go(&*self.host, self.communicator.as_mut());
+    }
+}
+
+/// Returns the memory of a tensor on the GPU; none of an empty one.
+fn memory_of(payload: &Payload) -> Result<Option<Memory>, CommError> {
+    match Memory::of(payload).filter(|_| payload.bytes() > 0) {
+        None if payload.bytes() > 0 => Err(CommError::Engine(NOT_ON_CARD.into())),
+        memory => Ok(memory),
     }
 }
 

@@ -21,24 +21,23 @@ use turns::{Turn, Turns};
 /// agree on, and tensors on the CPU.
 ///
 /// ```text
-/// rank 0  call, number to 1 | turn to 1 | NCCL queues | poll, check failures, poll .. | result
-/// rank 1  call, number to 0 | turn to 0 | NCCL queues | poll, check failures, poll .. | result
+/// rank 0  call to 1 | number to 1 | turn to 1 | NCCL queues | poll, check failures, poll .. | result
+/// rank 1  call to 0 | number to 0 | turn to 0 | NCCL queues | poll, check failures, poll .. | result
 /// ```
 ///
 /// * Ranks agree on each call before NCCL gets it, since NCCL waits without end for calls that do not match. They also
 ///   agree on the order in which calls of several groups are queued on their GPUs. No rank queues a call before its
 ///   turn has come on all, so no GPU waits for a rank that is not about to queue it too.
 /// * Each call waits on the host until the GPU has done it, so that a rank that fails can be noticed, and the GPUs be
-///   freed from waiting for it. After a failure, NCCL's communicator is aborted on every rank. An event could wait in
-///   the host's place, but only in all streams of the GPU, since CubeCL does not expose its own: kernels of other
-///   threads, which a call on a thread of its own overlaps, would wait with them.
+///   freed from waiting for it. After a failure, NCCL's communicator is aborted on every rank.
 /// * [Messages](Engine::send) are queued when the receiver asks for them; the sender does not wait.
 /// * NCCL adds in an order of its own. A sum is bitwise the same every time on the same GPUs and machines; on others,
 ///   and with another engine, it may differ in the last bits. 16-bit floats are added in f32 and rounded once, so sums
 ///   of them cross the links in f32: `reduce_scatter` moves twice the bytes.
 /// * The meter counts the bytes of the engines that move each part once. NCCL's rings and trees may move fewer.
 ///
-/// Each group makes its communicator in its first call that needs one.
+/// Each group makes its communicator in its first call that needs one, and another one for the messages between two
+/// ranks in one direction. Each has buffers on the GPU, which Kiln's memory check does not count.
 pub struct NcclEngine {
     host: Arc<dyn Engine>,
     /// The GPU's number.

@@ -3,7 +3,7 @@
 //! If two ranks queued the calls of two communicators in different orders, each GPU could wait for the other. The ranks
 //! of a call therefore agree on a number for it. Each proposes one greater than all that it has seen, and the greatest
 //! counts. A rank queues a call when no other call can still get a smaller number: those that wait for their number get
-//! at least what this rank has proposed.
+//! at least what this rank has proposed. A call enters once all its ranks are in it, so nobody waits long for a number.
 //!
 //! ```text
 //!           thread 1       thread 2

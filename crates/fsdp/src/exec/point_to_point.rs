@@ -76,8 +76,8 @@ impl<B> Messages<'_, B> {
     }
 }
 
-/// Sends tensors to rank `to`: the sizes of each, and its elements. The sizes stay on the CPU, so that their receiver does
-/// not wait for its GPU.
+/// Sends tensors to rank `to`: the sizes of each, and its elements. The sizes stay on the CPU, so that their receiver
+/// does not wait for its GPU.
 fn send(ranks: &Communicator, x: &Tensors, to: usize) -> Result<(), CommError> {
     for (sizes, flat) in x.flat() {
         let rank = sizes.len();

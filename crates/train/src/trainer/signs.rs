@@ -17,7 +17,7 @@ pub struct Signs {
 }
 
 impl Signs {
-    /// The number of the sums.
+    /// How many sums the signs take.
     pub const COUNT: usize = 6;
 
     /// Returns what a rank adds to the sums.

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Bytes of a message. A rank's device may hold one at a time.
+/// Bytes of a message.
 const MESSAGE: usize = 16 << 20;
 /// Rounds after which the ranks wait for each other.
 const ROUNDS: usize = 4;
@@ -205,7 +205,7 @@ fn parts(len: u64) -> VecDeque<usize> {
     (0..len).step_by(MESSAGE).map(|at| (len - at).min(MESSAGE as u64) as usize).collect()
 }
 
-/// Sends bytes as integers of 32 bits, which every backend has: their number, and as many as are needed.
+/// Sends bytes as integers of 32 bits: their number, and as many as are needed.
 fn send_bytes(comm: &Communicator, to: usize, bytes: &[u8]) -> Result<(), CommError> {
     let mut words = vec![0_i32; bytes.len().div_ceil(4) + 1];
     bytemuck::cast_slice_mut(&mut words[1..])[..bytes.len()].copy_from_slice(bytes);
