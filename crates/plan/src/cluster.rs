@@ -160,15 +160,22 @@ impl Cluster {
     pub fn parse(path: &str, text: &str) -> Result<Self, PlanError> {
         let unreadable =
             |error: yaml_serde::Error| PlanError::Unreadable { path: path.into(), message: plain(&error.to_string()) };
-        let mut given: Option<Mapping> = yaml_serde::from_str(text).ok();
-        let cluster: Self = match given.as_mut().and_then(|given| given.remove("base")) {
+        let mut given: Mapping = yaml_serde::from_str(text).map_err(unreadable)?;
+        let cluster: Self = match given.remove("base") {
             None => yaml_serde::from_str(text).map_err(unreadable)?,
             Some(base) => {
                 let name = base.as_str().unwrap_or_default();
-                let base = built_in(name).ok_or_else(|| unknown(name))?;
-                let mut all: Mapping = yaml_serde::from_str(base).expect("a built-in cluster is a mapping");
-                merge(&mut all, given.unwrap_or_default());
-                yaml_serde::from_value(Value::Mapping(all)).map_err(unreadable)?
+                let base = built_in(name).ok_or_else(|| {
+                    let (known, meant) = known(name);
+                    let message = format!("base: there is no built-in cluster `{name}`: give one of {known}{meant}");
+                    PlanError::Unreadable { path: path.into(), message }
+                })?;
+                over(base, &given).map_err(|error| match first_wrong(base, &given) {
+                    Some((key, error)) => {
+                        PlanError::Unreadable { path: path.into(), message: format!("{key}: {}", plain(&error)) }
+                    }
+                    None => unreadable(error),
+                })?
             }
         };
         cluster.validate(path)?;
@@ -298,10 +305,41 @@ fn built_in(name: &str) -> Option<&'static str> {
 
 /// The error of a name that is none, with those that begin alike.
 fn unknown(name: &str) -> PlanError {
+    let (known, meant) = known(name);
+    PlanError::UnknownCluster { name: name.into(), known, meant }
+}
+
+/// Returns the names of the built-in clusters, and those that may be meant.
+fn known(name: &str) -> (String, String) {
     let first = |name: &str| name.split('-').next().unwrap_or_default().to_lowercase();
     let near: Vec<&str> = Cluster::names().filter(|known| first(known) == first(name)).collect();
     let meant = if near.is_empty() { String::new() } else { format!("; did you mean {}?", near.join(" or ")) };
-    PlanError::UnknownCluster { name: name.into(), known: Cluster::names().collect::<Vec<_>>().join(", "), meant }
+    (Cluster::names().collect::<Vec<_>>().join(", "), meant)
+}
+
+/// Reads a built-in cluster with other figures over its own.
+fn over(base: &str, given: &Mapping) -> Result<Cluster, yaml_serde::Error> {
+    let mut all: Mapping = yaml_serde::from_str(base).expect("a built-in cluster is a mapping");
+    merge(&mut all, given.clone());
+    yaml_serde::from_value(Value::Mapping(all))
+}
+
+/// Returns the first key whose value alone cannot be over the base's, and why. (Once merged, a value has no line.)
+fn first_wrong(base: &str, given: &Mapping) -> Option<(String, String)> {
+    fn each(given: &Mapping, is_wrong: &dyn Fn(Mapping) -> Option<String>) -> Option<(String, String)> {
+        given.iter().find_map(|(key, value)| {
+            let alone = |value: Value| Mapping::from_iter([(key.clone(), value)]);
+            let name = key.as_str().unwrap_or_default();
+            match value {
+                Value::Mapping(inner) if !inner.is_empty() => {
+                    let (inner, error) = each(inner, &|given| is_wrong(alone(Value::Mapping(given))))?;
+                    Some((format!("{name}.{inner}"), error))
+                }
+                value => Some((name.into(), is_wrong(alone(value.clone()))?)),
+            }
+        })
+    }
+    each(given, &|given| over(base, &given).err().map(|error| error.to_string()))
 }
 
 /// Merges `over` into `under`, key by key.

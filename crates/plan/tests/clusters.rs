@@ -29,9 +29,12 @@ fn clusters_inherit_from_built_in_ones() {
     (mine.name, mine.device.memory, mine.device.peak.bf16) = (h100.name.clone(), 80e9, 989e12);
     assert_eq!(mine, h100);
     for (base, message) in [
-        ("base: h100", "there is no cluster `h100`"),
-        ("base: [1]", "there is no cluster ``"),
-        ("base: h100-sxm\ndevice: {memroy: 1e9}", "mine.yaml: unknown field `memroy`"),
+        ("base: h100", "mine.yaml: base: there is no built-in cluster `h100`: give one of"),
+        ("base: [1]", "mine.yaml: base: there is no built-in cluster ``"),
+        ("base: h100-sxm\ndevice: {memroy: 1e9}", "mine.yaml: device.memroy: unknown field `memroy`"),
+        ("base: h100-sxm\ndevice: {memory: 80GB, cpu_cores: 0}", "mine.yaml: device.memory: invalid type: string"),
+        ("base: h100-sxm\ndevice:", "mine.yaml: device: "),
+        ("base: [", "mine.yaml: "),
         ("base: h100-sxm\nnodes: 0", "mine.yaml: nodes is 0"),
     ] {
         let error = Cluster::parse("mine.yaml", base).unwrap_err().to_string();

@@ -1,4 +1,5 @@
 use super::*;
+use burn::tensor::TensorData;
 use std::collections::HashMap;
 
 const BARRIER: Signature = Signature { collective: Collective::Barrier, len: None, dtype: None };
@@ -25,6 +26,18 @@ fn groups_and_rounds_that_are_done_leave_nothing_behind() {
     assert_eq!(groups.len(), 1);
     let world = groups[0].lock();
     assert_eq!((world.rounds.len(), world.waits.len()), (0, 0));
+}
+
+#[test]
+fn who_looks_for_a_message_waits_for_nobody() {
+    let [first, second] = LocalEngine::world(vec![Device::flex(); 2], Duration::from_secs(60)).try_into().ok().unwrap();
+    assert!(second.try_recv(0).unwrap().is_none());
+    first.send(Payload::from_data(TensorData::from([1.0, 2.0]), &Device::flex()), 1).unwrap();
+    assert_eq!(second.try_recv(0).unwrap().map(|found| found.len()), Some(2));
+    assert!(second.try_recv(0).unwrap().is_none());
+    drop(first);
+    let lost = second.try_recv(0).unwrap_err().to_string();
+    assert!(lost.contains("left before the call was complete"), "{lost}");
 }
 
 /// Ranks meet in the world and in pairs, at different paces.

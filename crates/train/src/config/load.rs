@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{self, Path};
 use std::{fmt, fs, io};
 
 use yaml_serde::{Mapping, Value};
@@ -159,9 +159,13 @@ pub(crate) fn is_overridden(overrides: &[String], key: &str) -> bool {
     names.try_fold(first, |value, name| Some(value?.get(name))).flatten().is_some()
 }
 
-/// Returns a configuration file that inherits from `base` and has the overrides.
+/// Returns a configuration file, for any folder, that inherits from `base` and has the overrides.
 pub(crate) fn file_with(base: Option<Source>, overrides: &[String]) -> Result<String, TrainError> {
-    let mut layer: Mapping = base.iter().map(|base| ("base".into(), base.to_string().into())).collect();
+    let base = base.map(|base| match base {
+        Source::File(path) => path::absolute(path).unwrap_or(path.into()).display().to_string(),
+        preset => preset.to_string(),
+    });
+    let mut layer: Mapping = base.into_iter().map(|base| ("base".into(), base.into())).collect();
     merge(&mut layer, parse_overrides(overrides)?);
     Ok(yaml_serde::to_string(&layer).expect("a layer is plain data"))
 }

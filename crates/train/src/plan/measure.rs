@@ -173,6 +173,7 @@ pub(crate) fn measure(name: &str, scratch: &Scratch) -> Result<Cluster, TrainErr
     ));
     for warning in unfit.into_iter().flatten().chain(spreads.warning()) {
         to_stderr(&format!("warning: {warning}"));
+        cluster.source += &format!("; {warning}");
     }
     Ok(cluster)
 }

@@ -208,8 +208,8 @@ fn candidates(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) 
     let powers = |most: usize| (0..).map(|exponent| 1 << exponent).take_while(|size| *size <= most).collect();
     let or_given = |key: &str, given: usize, values: Vec<usize>| if fixed(key) { vec![given] } else { values };
     let micro_batches = match train.micro_batch_size {
-        Some(size) => or_given("train.micro_batch_size", size, powers(16)),
-        None => powers(16),
+        Some(size) => or_given("train.micro_batch_size", size, powers(64)),
+        None => powers(64),
     };
     let mut schedules = match fixed("parallel.schedule") {
         true => vec![(given.schedule, given.virtual_stages)],

@@ -62,7 +62,7 @@ fn memory(memory: &DeviceMemory, cluster: &Cluster) -> String {
     }
     let too_much = |needs: usize, has: usize| match needs.saturating_sub(has) {
         0 => String::new(),
-        over => format!("  This does not fit: {} too much.\n", bytes(over)),
+        over => format!("  This does not fit: {} too much. --find looks for layouts that do.\n", bytes(over)),
     };
     text += &too_much(memory.most, has);
     let Some(host) = memory.host else { return text };
