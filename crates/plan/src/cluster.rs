@@ -170,12 +170,22 @@ impl Cluster {
                     let message = format!("base: there is no built-in cluster `{name}`: give one of {known}{meant}");
                     PlanError::Unreadable { path: path.into(), message }
                 })?;
-                over(base, &given).map_err(|error| match first_wrong(base, &given) {
+                let cluster = over(base, &given).map_err(|error| match first_wrong(base, &given) {
                     Some((key, error)) => {
                         PlanError::Unreadable { path: path.into(), message: format!("{key}: {}", plain(&error)) }
                     }
                     None => unreadable(error),
-                })?
+                })?;
+                let is_cpu = over(base, &Mapping::new()).is_ok_and(|base| base.is_cpu());
+                if is_cpu != cluster.is_cpu() {
+                    let remedy = match is_cpu {
+                        true => "the base computes on CPUs: give at least 1 core, or a base with GPUs",
+                        false => "the base has GPUs: leave it out, or give `base: cpu`",
+                    };
+                    let (path, value) = (path.into(), cluster.device.cpu_cores.to_string());
+                    return Err(PlanError::Figure { path, key: "device.cpu_cores", value, remedy });
+                }
+                cluster
             }
         };
         cluster.validate(path)?;
@@ -284,12 +294,10 @@ impl Cluster {
                 return Err(fault(key, value, "give a number from 0 to 1e6"));
             }
         }
-        let seconds = [
-            ("device.efficiency.launch", efficiency.launch),
-            ("node_link.latency", self.node_link.latency),
-            ("network.latency", self.network.latency),
-        ];
-        for (key, value) in seconds {
+        if !(0.0..=0.1).contains(&efficiency.launch) {
+            return Err(fault("device.efficiency.launch", efficiency.launch, "give seconds, from 0 to 0.1"));
+        }
+        for (key, value) in [("node_link.latency", self.node_link.latency), ("network.latency", self.network.latency)] {
             if !(0.0..=10.0).contains(&value) {
                 return Err(fault(key, value, "give seconds, from 0 to 10"));
             }

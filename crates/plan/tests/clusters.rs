@@ -35,6 +35,8 @@ fn clusters_inherit_from_built_in_ones() {
         ("base: h100-sxm\ndevice: {memory: 80GB, cpu_cores: 0}", "mine.yaml: device.memory: invalid type: string"),
         ("base: h100-sxm\ndevice:", "mine.yaml: device: "),
         ("base: [", "mine.yaml: "),
+        ("base: h100-sxm\ndevice: {cpu_cores: 2}", "mine.yaml: device.cpu_cores is 2: the base has GPUs"),
+        ("base: cpu\ndevice: {cpu_cores: 0}", "mine.yaml: device.cpu_cores is 0: the base computes on CPUs"),
         ("base: h100-sxm\nnodes: 0", "mine.yaml: nodes is 0"),
     ] {
         let error = Cluster::parse("mine.yaml", base).unwrap_err().to_string();
