@@ -16,8 +16,8 @@ pub(crate) fn interrupted() -> ExitCode {
     ExitCode::from(INTERRUPTED)
 }
 
-/// Who stops a job often sends a signal to the supervisor and to the process itself, which then gets two. Signals within this
-/// time count as one.
+/// Who stops a job often sends a signal to the supervisor and to the process itself, which then gets two. Signals within
+/// this time count as one.
 pub(crate) const SAME: Duration = Duration::from_secs(2);
 
 /// What a signal leads to, for the user who has sent it.

@@ -84,8 +84,8 @@ impl<'a> Memory<'a> {
         self.is_needed
     }
 
-    /// Copies the newest checkpoint of the last attempt to the run's folder, if it is newer than those there, and removes the
-    /// attempt's from memory. Returns a line about it.
+    /// Copies the newest checkpoint of the last attempt to the run's folder, if it is newer than those there, and removes
+    /// the attempt's from memory. Returns a line about it.
     ///
     /// # Errors
     /// If a newer one cannot be copied, or if a machine does not answer that may hold parts of it. They stay in memory.

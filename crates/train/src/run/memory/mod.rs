@@ -6,8 +6,8 @@
 //! copies of    rank 4, rank 5   rank 0, rank 1   rank 2, rank 3
 //! ```
 //!
-//! The supervisor collects the parts after a failure ([`recovery`]). If a machine is lost, the others hold all of them, unless
-//! two neighbors are lost. While the next checkpoint is written, the one before stays. No part is completed in memory: that
+//! The supervisor collects the parts after a failure ([`recovery`]). If a machine is lost, the others hold all of them,
+//! unless two neighbors are lost. While the next checkpoint is written, the one before stays. No part is completed in memory: that
 //! is done when the parts are on disk. Copies of parameters are compared then, and on a single machine also before.
 
 pub(crate) mod held;
@@ -84,8 +84,9 @@ impl MemorySaver {
     }
 
     /// Waits until all ranks have written their parts of the checkpoint, exchanges copies with other machines, and removes
-    /// the checkpoint before, or this one unless it `replaces` that. A collective: `sum` adds up the values of all ranks. Returns `None` if a rank has failed,
-    /// after which there are no more checkpoints in memory, and the error of this rank, if it has one.
+    /// the checkpoint before, or this one unless it `replaces` that. A collective: `sum` adds up the values of all ranks.
+    /// Returns `None` if a rank has failed, after which there are no more checkpoints in memory, and the error of this
+    /// rank, if it has one.
     ///
     /// # Errors
     /// If ranks cannot communicate, or if a parameter is not finite.
@@ -120,7 +121,8 @@ impl MemorySaver {
         Ok(failure.and(exchanged.map_err(|(path, source)| CheckpointError::Write { path, source })))
     }
 
-    /// Removes something from the folders of this machine. What cannot be removed takes room, and is removed with the folder.
+    /// Removes something from the folders of this machine. What cannot be removed takes room, and is removed with the
+    /// folder.
     fn clean(&self, remove: impl Fn(&Folder) -> Result<(), CheckpointError>) {
         if self.cleans {
             [&self.own, &self.copies].into_iter().for_each(|folder| drop(remove(folder)));
