@@ -15,7 +15,7 @@
 //! messages of the engine below: the sender's in the group itself, the receiver's in a second group of the same ranks,
 //! so that they do not mix with those of the other direction. A tensor on the CPU follows its offer there.
 
-use super::turns::Turns;
+use super::turns::{Turn, Turns};
 use super::{NOT_ON_CARD, NcclEngine, fnv, let_go, until};
 use crate::local::cards::Memory;
 use crate::payload::{DTYPES, Part, dtype_number};
@@ -208,10 +208,8 @@ impl Direction {
         self.say(&[0])?;
         self.answer()?;
         let call = Call::Send { from: memory.address(), bytes: memory.bytes(), to: RECEIVER };
-        let check = self.check(collective);
-        let communicator = self.communicator.as_mut().expect("both have joined");
         // SAFETY: the memory is held until this returns. If it fails, the GPU has been freed before, or its driver hangs.
-        unsafe { communicator.run(&[call], || drop(turn), check) }
+        unsafe { self.queue(call, turn, collective) }
     }
 
     /// Asks for a tensor and receives it.
@@ -243,11 +241,20 @@ impl Direction {
         self.reply(&[0])?;
         self.hear()?;
         let call = Call::Recv { to: memory.address(), bytes: memory.bytes(), from: SENDER };
+        // SAFETY: as above.
+        unsafe { self.queue(call, turn, collective) }?;
+        Ok(payload)
+    }
+
+    /// Runs this rank's part when both are ready, and gives up the turn once it is queued.
+    ///
+    /// # Safety
+    /// As for [`Communicator::run`].
+    unsafe fn queue(&mut self, call: Call, turn: Turn, collective: Collective) -> Result<(), CommError> {
         let check = self.check(collective);
         let communicator = self.communicator.as_mut().expect("both have joined");
-        // SAFETY: as above.
-        unsafe { communicator.run(&[call], || drop(turn), check) }?;
-        Ok(payload)
+        // SAFETY: the caller's.
+        unsafe { communicator.run(&[call], || drop(turn), check) }
     }
 
     fn join(&mut self, id: UniqueId, rank: usize, collective: Collective) -> Result<(), CommError> {
