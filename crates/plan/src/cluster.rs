@@ -1,6 +1,6 @@
 //! A cluster: its devices, nodes and links, with the rates that they reach.
 
-use crate::{PlanError, SharedCores};
+use crate::{Offload, PlanError, SharedCores};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::Path;
@@ -37,6 +37,9 @@ pub struct Cluster {
     /// Bytes of a node's CPU memory, for what GPUs offload; absent if that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_memory: Option<f64>,
+    /// How fast it is; absent if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload: Option<Offload>,
     /// A device.
     pub device: Device,
     /// From each device to the others of its node.
@@ -259,10 +262,13 @@ impl Cluster {
                 return Err(fault(key, value, "give FLOPs per second, from 1e3 to 1e17"));
             }
         }
+        let offload = self.offload.unwrap_or(Offload { link: self.node_link, memory_bandwidth });
         let rates = [
             ("device.memory_bandwidth", memory_bandwidth),
             ("node_link.bandwidth", self.node_link.bandwidth),
             ("network.bandwidth", self.network.bandwidth),
+            ("offload.link.bandwidth", offload.link.bandwidth),
+            ("offload.memory_bandwidth", offload.memory_bandwidth),
         ];
         for (key, value) in rates {
             if !(1e3..=1e14).contains(&value) {
@@ -297,7 +303,12 @@ impl Cluster {
         if !(0.0..=0.1).contains(&efficiency.launch) {
             return Err(fault("device.efficiency.launch", efficiency.launch, "give seconds, from 0 to 0.1"));
         }
-        for (key, value) in [("node_link.latency", self.node_link.latency), ("network.latency", self.network.latency)] {
+        let latencies = [
+            ("node_link.latency", self.node_link.latency),
+            ("network.latency", self.network.latency),
+            ("offload.link.latency", offload.link.latency),
+        ];
+        for (key, value) in latencies {
             if !(0.0..=10.0).contains(&value) {
                 return Err(fault(key, value, "give seconds, from 0 to 10"));
             }
@@ -371,7 +382,8 @@ fn figure(value: f64) -> String {
 
 /// Puts a parser's message into words of the file's writer.
 fn plain(message: &str) -> String {
-    let types = ["Cluster", "Device", "Peak", "Efficiency", "Link"].map(|name| format!("expected struct {name}"));
+    let types =
+        ["Cluster", "Device", "Peak", "Efficiency", "Link", "Offload"].map(|name| format!("expected struct {name}"));
     let plain = types.iter().fold(message.to_string(), |text, of| text.replace(of, "expected keys with values"));
     let plain = plain.replace("expected usize", "expected a whole number").replace("expected f64", "expected a number");
     let plain = plain.replace("unit value", "no value").replace("floating point", "the number");

@@ -16,6 +16,7 @@
 //!   `product k / (k + product_half_k)` of the device's peak; attention has fractions of its own; everything else is
 //!   bound by the memory's bandwidth.
 //! * **Communication** is `latency hops + bytes / bandwidth` over the slowest link of the [`Group`].
+//! * **Offload** to the CPU's memory is bound by each device's link and by that memory ([`Offload`]).
 //! * **Ranks on a CPU** are threads that share its cores: each has an equal number of them, at least one, and more ranks
 //!   than cores slow each other down ([`SharedCores`]).
 //!
@@ -35,6 +36,7 @@ mod cluster;
 mod communication;
 mod cores;
 mod error;
+mod offload;
 mod picture;
 mod simulate;
 mod timeline;
@@ -44,6 +46,7 @@ pub use cluster::{Backend, Cluster, Device, Efficiency, Link, Peak};
 pub use communication::{Collective, Group};
 pub use cores::SharedCores;
 pub use error::PlanError;
+pub use offload::Offload;
 pub use picture::{LEGEND, shown as shown_time};
 pub use simulate::{Exchange, RankProgram, Task, simulate};
 pub use timeline::{Activity, Span, Summary, Timeline};

@@ -124,6 +124,8 @@ proptest! {
         let Ok(cluster) = Cluster::parse("mine.yaml", &lines.join("\n")) else { return Ok(()) };
         let seconds = cluster.communicate(Collective::AllReduce, 1e9, &Group::new(vec![0, 1, 9], &cluster));
         prop_assert!(seconds.is_finite() && seconds > 0.0, "{lines:?}");
+        let seconds = cluster.offload.unwrap().seconds(1e9, 1e9, 9, &cluster);
+        prop_assert!(seconds.is_finite() && seconds > 0.0, "{lines:?}");
         for pass in [Pass::Forward, Pass::Recompute, Pass::Input, Pass::Weights] {
             let seconds = work().seconds(pass, &cluster.device);
             prop_assert!(seconds.is_finite() && seconds > 0.0, "{lines:?}");

@@ -12,6 +12,8 @@ const MOST_LINKS: usize = 40;
 pub enum OutputError {
     #[error("{first} and {second} would both write {}: give each a file of its own", path.display())]
     SameFile { first: &'static str, second: &'static str, path: PathBuf },
+    #[error("a file called `-` would be written: give a name, or /dev/stdout to print it")]
+    Dash,
     #[error("{}: there is no folder {}: create it, or give another path", path.display(), folder.display())]
     NoFolder { path: PathBuf, folder: PathBuf },
     #[error("{}: {source}", path.display())]
@@ -31,8 +33,11 @@ pub fn check_different(files: &[(&'static str, Option<&Path>)]) -> Result<(), Ou
     Ok(())
 }
 
-/// Refuses a path in a folder that there is not.
+/// Refuses a path in a folder that there is not, and `-`, which elsewhere means standard output.
 pub fn check_folder(path: &Path) -> Result<(), OutputError> {
+    if path == Path::new("-") {
+        return Err(OutputError::Dash);
+    }
     match path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
         Some(folder) => Err(OutputError::NoFolder { path: path.into(), folder: folder.into() }),
         None => Ok(()),

@@ -83,6 +83,9 @@ pub struct Operation {
     /// [`Reduce`](Op::Reduce) adds to earlier micro-batches' on the rank, and of the shards that a [`Step`](Op::Step)
     /// changes.
     pub elements: usize,
+    /// With [`FsdpConfig::cpu_offload`]: elements of shards that go to the device, as parameters for a
+    /// [`Gather`](Op::Gather) or after a [`Step`](Op::Step), or from it, as the gradients of a [`Reduce`](Op::Reduce).
+    pub offloaded: usize,
 }
 
 /// Bytes that a rank receives from the ranks of a group.
@@ -160,6 +163,7 @@ impl<'a> StepTraffic<'a> {
 
     fn operations(&self) -> Result<Vec<Operation>, FsdpError> {
         let (shapes, ops) = (self.shapes, self.lowered()?);
+        let offloads = self.config.cpu_offload && !self.run.on_cpu;
         let whole = |class: &Class| class.whole_fp32 / size_of::<f32>();
         let mut reduced = HashSet::new();
         let mut touched = |op| match op {
@@ -177,7 +181,8 @@ impl<'a> StepTraffic<'a> {
                 Op::Run { call, .. } => shapes.calls[call].functions.clone(),
                 _ => 0..0,
             };
-            Operation { op, transfers: self.transfers(op), functions, elements: touched(op) }
+            let offloaded = if offloads { self.offloaded(op) } else { 0 };
+            Operation { op, transfers: self.transfers(op), functions, elements: touched(op), offloaded }
         };
         Ok(ops.into_iter().map(operation).collect())
     }
@@ -190,6 +195,20 @@ impl<'a> StepTraffic<'a> {
         if let Some(axes) = groups.into_iter().find(|axes| self.mesh.ranks(axes) > 1) {
             let bytes = class.parameters_at_rest(self.config, self.run.on_cpu) + class.moments();
             shares.along(axes).at_rest += bytes;
+        }
+    }
+
+    /// Returns the elements of shards that an operation sends from the CPU to the device, or back.
+    fn offloaded(&self, op: Op) -> usize {
+        let (shapes, config) = (self.shapes, self.config);
+        let all = |unit: usize| shapes.units[unit].classes.iter();
+        match op {
+            Op::Gather { unit, .. } => all(unit).filter(|class| class.gathers(config, false)).map(elements).sum(),
+            Op::Step { unit } => {
+                all(unit).filter(|class| class.is_trained && class.replicates(config)).map(elements).sum()
+            }
+            Op::Reduce { unit, sends: true, .. } => shapes.units[unit].trained().map(elements).sum(),
+            _ => 0,
         }
     }
 

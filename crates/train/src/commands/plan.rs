@@ -105,6 +105,8 @@ pub enum PlanCommandError {
          (--measure writes one)"
     )]
     OtherDevice { run: &'static str, cluster: String, has: &'static str },
+    #[error("--run latest: there is no run in runs/: give the folder of a run")]
+    NoRun,
     #[error("{} has made no step yet: there is nothing to compare", .0.display())]
     NoSteps(PathBuf),
     #[error("{}: {source}", path.display())]
@@ -138,7 +140,10 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         if args.train != TrainArgs::default() {
             return Err(PlanCommandError::OfTheRun);
         }
-        let run = run_named(run)?;
+        let run = run_named(run).map_err(|error| match error {
+            TrainError::NoRun { .. } => PlanCommandError::NoRun,
+            error => error.into(),
+        })?;
         let rows = compare::compare(&run, &cluster)?;
         let text = serde_json::to_string_pretty(&rows).expect("figures are plain data");
         let table = || compare::table(&rows) + &compare::note(&rows).map_or(String::new(), |note| format!("\n{note}"));
@@ -169,7 +174,7 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
             return Err(nothing(&found, &cluster));
         }
         say(&match args.json {
-            true => found::json(&found, &cluster),
+            true => found::json(&found, &config, &cluster),
             false => {
                 let file = args.train.file(&config, &found::settings(&found.best[0]))?;
                 found::text(&found, &config, &cluster) + "\n\n# train --config FILE\n" + file.trim_end()
@@ -177,6 +182,7 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         });
         return Ok(());
     }
+    config.warnings().iter().for_each(|warning| to_stderr(&format!("warning: {warning}")));
     let plan = StepPlan::new(&config, &cluster)?;
     if [&args.trace, &args.svg, &args.html].iter().any(|path| path.is_some()) {
         let Some(timeline) = &plan.timeline else {

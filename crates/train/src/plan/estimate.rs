@@ -7,7 +7,7 @@ use crate::plan::workload::workload;
 use comm::Axis;
 use fsdp::{ActivationCheckpointing, CallTraffic, Received, Strategy, Wrap};
 use model::{ParameterSpec, Sharding};
-use plan::{Cluster, Collective, Group, Pass, Work};
+use plan::{Cluster, Collective, Group, Offload, Pass, Work};
 use schedule::{Pipeline, Ticks};
 use std::collections::HashMap;
 
@@ -164,6 +164,12 @@ impl Estimate {
         let added = if reduces_once { (m - 1.0) * of_stage } else { 0.0 };
         let element_bytes = OPTIMIZER_BYTES * shard + added_bytes(element as usize) * added;
         let stepped = element_bytes / (device.memory_bandwidth * device.efficiency.memory);
+        // Each micro-batch's parameters come from the CPU twice, and its gradients go back.
+        let moved = |rates: Offload| {
+            let (sent, touched) = ((3.0 * m) * element * shard, (3.0 * m * (FP32 + element) + OPTIMIZER_BYTES) * shard);
+            rates.seconds(sent, touched, parallel.gpus, cluster)
+        };
+        let offload = cluster.offload.filter(|_| parallel.cpu_offload).map_or(0.0, moved);
         // Parameters, gradient and moments in fp32; what is gathered; the micro-batches in flight.
         let in_flight = pipeline.live(0) as f64 / virtual_stages as f64;
         // A backward in two parts keeps the graph, recomputed or not, until the second one.
@@ -175,7 +181,7 @@ impl Estimate {
         let rests = if parallel.cpu_offload { 0.0 } else { 4.0 * FP32 * shard };
         let bytes = rests + two_units * of_stage * (element + FP32) + activations;
         Self {
-            seconds: computed + shown.max(0.0) + stepped,
+            seconds: computed + shown.max(0.0) + stepped + offload,
             bytes,
             at_least: at_least(config, cluster, &of, reduces_once),
         }

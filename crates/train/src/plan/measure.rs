@@ -131,6 +131,7 @@ pub(crate) fn measure(name: &str, scratch: &Scratch) -> Result<Cluster, TrainErr
         nodes: Some(1),
         devices_per_node: if is_cpu { 64 } else { here },
         host_memory: available::of_host().filter(|_| !is_cpu).map(|memory| rounded(memory.bytes as f64)),
+        offload: None, // nothing measures it
         device: plan::Device {
             memory: rounded(memory),
             memory_bandwidth: rounded(operations.bandwidth),

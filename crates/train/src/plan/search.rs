@@ -1,7 +1,7 @@
 //! The fastest layouts of a model on a cluster.
 //!
 //! ```text
-//! pp, schedule, tp, ep, strategy, micro-batch, recomputation (see `candidates` for their values)
+//! pp, schedule, tp, cp, ep, strategy, micro-batch, recomputation (see `candidates` for their values)
 //!   ── valid? ── may fit? ──> sorted by estimated time ──> the first whose forecast memory fits ──> simulated
 //! ```
 //!
@@ -71,16 +71,32 @@ struct TooLarge {
     fits_without_checkpoints: bool,
 }
 
-/// Finds the fastest layouts of a run with its number of ranks, sequences per step and context parallelism. Keys that are
-/// `fixed` keep their values.
+/// Finds the fastest layouts of a run with its number of ranks and sequences per step. Keys that are `fixed` keep their
+/// values. If none fits, those with offloaded states count, where the cluster says what that takes.
 ///
 /// # Errors
 /// If a simulation fails.
 pub(crate) fn search(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) -> Result<Found, PlanError> {
+    let found = fastest(config, cluster, fixed)?;
+    let is_known = cluster.offload.is_some() && cluster.host_memory.is_some() && !cluster.is_cpu();
+    if !found.best.is_empty() || !is_known || config.parallel.cpu_offload || fixed("parallel.cpu_offload") {
+        return Ok(found);
+    }
+    let mut offloading = config.clone();
+    offloading.parallel.cpu_offload = true;
+    let offloaded = fastest(&offloading, cluster, fixed)?;
+    Ok(if offloaded.best.is_empty() { found } else { offloaded })
+}
+
+/// The fastest layouts that fit.
+fn fastest(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) -> Result<Found, PlanError> {
     let candidates = candidates(config, cluster, fixed);
     let valid = candidates.len();
     // The costs of a micro-batch are the same for all stages, schedules and strategies.
-    let key = |config: &Config| (config.parallel.tp, config.parallel.ep, config.micro_batch_size());
+    let key = |config: &Config| {
+        let ParallelConfig { tp, cp, ep, .. } = config.parallel;
+        (tp, cp, ep, config.micro_batch_size())
+    };
     let different: HashMap<_, &Config> = candidates.iter().map(|config| (key(config), config)).collect();
     let micro_batches: HashMap<_, MicroBatch> =
         different.into_par_iter().map(|(key, config)| (key, MicroBatch::new(config, cluster))).collect();
@@ -199,6 +215,9 @@ fn with_micro_batches(config: &Config, count: usize) -> Config {
     config
 }
 
+/// Tokens of a sequence that context parallelism leaves each rank at least.
+const PIECE: usize = 512;
+
 /// Valid layouts, with the values of docs/plan.md for each key that is not `fixed`.
 fn candidates(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) -> Vec<Config> {
     let (given, train) = (&config.parallel, &config.train);
@@ -213,11 +232,26 @@ fn candidates(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) 
     };
     let mut schedules = match fixed("parallel.schedule") {
         true => vec![(given.schedule, given.virtual_stages)],
-        false => vec![(Schedule::OneFOneB, None), (Schedule::Interleaved1F1B, Some(2)), (Schedule::ZeroBubble, None)],
+        false => vec![
+            (Schedule::OneFOneB, None),
+            (Schedule::Interleaved1F1B, Some(2)),
+            (Schedule::Interleaved1F1B, Some(4)),
+            (Schedule::ZeroBubble, None),
+            (Schedule::ZbV, None),
+        ],
     };
     if fixed("parallel.virtual_stages") {
         schedules.iter_mut().for_each(|(_, virtual_stages)| *virtual_stages = given.virtual_stages);
+        schedules.dedup();
     }
+    let cp = match config.family().context_parallel() {
+        true => or_given("parallel.cp", given.cp, powers((train.seq_len / PIECE).max(1))),
+        false => vec![given.cp],
+    };
+    // Pieces of larger micro-batches are as large as smaller whole ones, which exchange less.
+    let (whole, smallest) = (cp[0], micro_batches[0]);
+    let pieces = cp.iter().flat_map(|cp| micro_batches.iter().map(move |size| (*cp, *size)));
+    let pieces: Vec<(usize, usize)> = pieces.filter(|(cp, size)| *cp == whole || *size == smallest).collect();
     let strategies = match fixed("parallel.strategy") {
         true => vec![given.strategy],
         false => vec![Strategy::FullShard, Strategy::Zero1],
@@ -234,14 +268,14 @@ fn candidates(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) 
         let ep = or_given("parallel.ep", given.ep, divisors(experts, of_stage));
         let axes = tp.iter().flat_map(|tp| ep.iter().map(move |ep| (tp, ep)));
         let kinds = axes.flat_map(|axes| schedules.iter().map(move |schedule| (axes, schedule)));
-        let sizes = kinds.flat_map(|kinds| micro_batches.iter().map(move |size| (kinds, size)));
+        let sizes = kinds.flat_map(|kinds| pieces.iter().map(move |piece| (kinds, piece)));
         let memory =
             || strategies.iter().flat_map(|strategy| recomputations.iter().map(move |again| (strategy, again)));
         let all = sizes.flat_map(|sizes| memory().map(move |memory| (sizes, memory)));
-        for ((((tp, ep), (schedule, virtual_stages)), micro_batch), (strategy, recomputation)) in all {
+        for ((((tp, ep), (schedule, virtual_stages)), (cp, micro_batch)), (strategy, recomputation)) in all {
             let mut config = config.clone();
             let parallel = &mut config.parallel;
-            (parallel.pp, parallel.tp, parallel.ep) = (pp, *tp, *ep);
+            (parallel.pp, parallel.tp, parallel.cp, parallel.ep) = (pp, *tp, *cp, *ep);
             (parallel.schedule, parallel.virtual_stages) = (*schedule, *virtual_stages);
             parallel.stages = parallel.stages.take().filter(|_| fixed("parallel.stages"));
             (parallel.strategy, parallel.activation_checkpointing) = (*strategy, *recomputation);
@@ -292,8 +326,30 @@ mod tests {
         assert!(found.iter().all(|config| config.parallel.stages == config_of(&chunks).parallel.stages));
         let found = of(&config_of(&chunks), &[]);
         assert!(found.iter().all(|config| config.parallel.stages.is_none()));
+        let schedules = |of: Schedule| found.iter().any(|config| config.parallel.schedule == of);
+        assert!(schedules(Schedule::ZbV) && schedules(Schedule::ZeroBubble));
+        let pieces: Vec<_> = found.iter().filter(|config| config.parallel.cp > 1).collect();
+        assert!(!pieces.is_empty() && pieces.iter().all(|config| config.micro_batch_size() == 1));
         let few_blocks = config("gpt2-124m", &cluster, &["parallel.gpus=8", "model.n_layer=6"]);
         assert!(of(&few_blocks, &[]).iter().any(|config| config.parallel.pp == 8));
+    }
+
+    /// Where nothing fits into the devices, but states into the CPU's memory.
+    #[test]
+    fn states_are_offloaded_if_nothing_else_fits() {
+        let mut cluster = Cluster::named("h100-sxm").unwrap();
+        cluster.device.memory = 1.5e9;
+        let config = config("gpt2-124m", &cluster, &["parallel.gpus=1", "train.global_batch_size=8"]);
+        let of = |cluster: &Cluster, fixed: &[&str]| search(&config, cluster, &|key| fixed.contains(&key)).unwrap();
+        let found = of(&cluster, &[]);
+        assert!(!found.best.is_empty() && found.best.iter().all(|layout| layout.config.parallel.cpu_offload));
+        let slow = found.best[0].time.step;
+        assert!(of(&cluster, &["parallel.cpu_offload"]).best.is_empty());
+        cluster.offload = None;
+        assert!(of(&cluster, &[]).best.is_empty());
+        cluster.device.memory = 80e9;
+        let fast = of(&cluster, &[]);
+        assert!(!fast.best[0].config.parallel.cpu_offload && fast.best[0].time.step < slow);
     }
 
     /// Two short steps tell the time of a long one, whatever of its micro-batches fills no round.

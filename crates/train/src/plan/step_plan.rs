@@ -1,7 +1,7 @@
 //! What a step takes on a cluster: its timeline, and its figures.
 
 use crate::config::Config;
-use crate::plan::memory_check::{self, Machine, Need, Pool, Row, of_run, what_helps};
+use crate::plan::memory_check::{self, AVAILABLE_SIZES, Machine, Need, Pool, Row, of_run, what_helps};
 use crate::plan::search::summary;
 use crate::plan::step_time::{Assumptions, step_time};
 use plan::{Cluster, PlanError, Summary, Timeline};
@@ -109,7 +109,9 @@ pub(crate) fn device_memory(config: &Config, cluster: &Cluster) -> DeviceMemory 
 /// What would help a run that does not fit.
 pub(crate) fn help(config: &Config, cluster: &Cluster) -> String {
     let machine = machine(config, cluster);
-    what_helps(config, machine, machine.devices, &|need| share(need, cluster))
+    let of_cluster = [cluster.device.memory];
+    let sizes: &[f64] = if cluster.is_cpu() { &AVAILABLE_SIZES } else { &of_cluster };
+    what_helps(config, machine, machine.devices, sizes, &|need| share(need, cluster))
 }
 
 /// A node of a cluster.

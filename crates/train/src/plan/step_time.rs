@@ -14,7 +14,7 @@ use comm::{Axis, MeshShape};
 use fsdp::{Operation, SharesRun, Strategy, Transfer};
 use model::{ExpertLoads, Parallel};
 use plan::{
-    Cluster, Collective, Device, Exchange, Group, Pass, PlanError, RankProgram, Task, Timeline, Work, simulate,
+    Cluster, Collective, Device, Exchange, Group, Offload, Pass, PlanError, RankProgram, Task, Timeline, Work, simulate,
 };
 use schedule::{Kind, Op, Peer};
 use std::collections::HashMap;
@@ -28,6 +28,9 @@ pub(crate) const OPTIMIZER_BYTES: f64 = 28.0;
 pub(crate) fn added_bytes(element: usize) -> f64 {
     (element + 2 * size_of::<f32>()) as f64
 }
+
+/// The name of exchanges with the CPU's memory, beside those of axes.
+const CPU: &str = "cpu";
 
 /// What is assumed of a run.
 #[derive(Debug, Clone, Copy, Default)]
@@ -71,6 +74,8 @@ pub(crate) fn step_time(config: &Config, cluster: &Cluster, assumptions: Assumpt
         rank: 0,
         work: family.work(&workload),
         element: workload.element,
+        reduced: if world_size > 1 { config.parallel.precision.reduce.dtype().size() } else { workload.element },
+        offload: cluster.offload.filter(|_| config.parallel.cpu_offload && !cluster.is_cpu()),
         sent,
         groups: HashMap::new(),
     };
@@ -126,7 +131,7 @@ fn reduced_before_sending(operations: Vec<Operation>) -> Vec<Operation> {
 fn with_waits(reductions: &mut Vec<Operation>) -> Vec<Operation> {
     let wait = |reduction: &Operation| {
         let Op::Reduce { unit, .. } = reduction.op else { return None };
-        Some(Operation { op: Op::Wait { unit }, transfers: vec![], functions: 0..0, elements: 0 })
+        Some(Operation { op: Op::Wait { unit }, transfers: vec![], functions: 0..0, elements: 0, offloaded: 0 })
     };
     let waits: Vec<Operation> = reductions.iter().filter_map(wait).collect();
     reductions.drain(..).chain(waits).collect()
@@ -149,8 +154,11 @@ struct RankTime<'a> {
     mesh: MeshShape,
     rank: usize,
     work: Vec<Work>,
-    /// Bytes of a gradient's element.
+    /// Bytes of an element of a parameter and a gradient, and of a gradient in a reduction.
     element: usize,
+    reduced: usize,
+    /// Rates of what the run offloads, if it does and they are known.
+    offload: Option<Offload>,
     /// The part of the rows for experts that is sent.
     sent: f64,
     groups: HashMap<Vec<Axis>, (String, Group)>,
@@ -170,7 +178,26 @@ impl RankTime<'_> {
             }
         }
         let slowest = if self.mesh.world_size() > 1 { self.cluster.device.efficiency.slowest_device } else { 1.0 };
+        exchanges.extend(self.offload(operation));
         Task { op: operation.op, compute: self.compute(operation) / slowest, exchanges }
+    }
+
+    /// Returns what an operation exchanges with the CPU's memory, where the cluster says how fast that is. The CPU casts
+    /// parameters from fp32 before they are sent, and adds gradients to those before.
+    fn offload(&self, operation: &Operation) -> Option<Exchange> {
+        let (rates, fp32) = (self.offload?, size_of::<f32>() as f64);
+        let [elements, param, reduced] = [operation.offloaded, self.element, self.reduced].map(|count| count as f64);
+        let (sent, touched) = match operation.op {
+            Op::Gather { .. } => (elements * param, elements * (fp32 + param)),
+            Op::Reduce { .. } => (elements * reduced, elements * (reduced + 2.0 * fp32)),
+            Op::Step { .. } => {
+                let stepped = operation.elements as f64 * OPTIMIZER_BYTES;
+                (elements * param, elements * (fp32 + param) + stepped)
+            }
+            _ => return None,
+        };
+        let seconds = rates.seconds(sent, touched, self.mesh.world_size(), self.cluster);
+        (seconds > 0.0).then(|| Exchange { axes: CPU.into(), seconds })
     }
 
     /// Returns the seconds that an operation computes.
@@ -185,7 +212,7 @@ impl RankTime<'_> {
             Op::Flatten { .. } => moved(2.0 * self.element as f64),
             Op::Add { .. } => moved(3.0 * self.element as f64),
             Op::Reduce { .. } if operation.elements > 0 => moved(added_bytes(self.element)),
-            Op::Step { .. } => moved(OPTIMIZER_BYTES),
+            Op::Step { .. } if self.offload.is_none() => moved(OPTIMIZER_BYTES),
             _ => 0.0,
         }
     }
@@ -241,7 +268,34 @@ impl RankTime<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Source;
+    use plan::{Activity, Link};
     use schedule::{Direction, Value};
+
+    /// docs/memory.md: in bf16 on one rank, parameters come twice and gradients go once for each micro-batch, but the
+    /// head's come once. The CPU reads what it casts in fp32, reads and writes the sum of gradients, and moves the
+    /// optimizer's 28 bytes once.
+    #[test]
+    fn offloaded_states_take_as_long_as_their_bytes() {
+        let settings = ["parallel.cpu_offload=true", "train.micro_batch_size=1", "train.global_batch_size=3"];
+        let settings = settings.map(String::from);
+        let mut config = Config::load(Source::Preset("llama3-8b"), &settings).unwrap();
+        let mut cluster = Cluster::named("h100-sxm").unwrap();
+        config.train.device = cluster.kind().into();
+        config.parallel.precision.choose(cluster.kind());
+        let all = config.parameter_count() as f64;
+        let head = 4096.0 * (128_256.0 + 1.0); // with its norm
+        let (sent, touched) = (3.0 * (6.0 * all - 2.0 * head), 3.0 * (22.0 * all - 6.0 * head) + 28.0 * all);
+        for (bandwidth, memory_bandwidth, bytes) in [(1e6, 1e14, sent), (1e14, 1e6, touched)] {
+            cluster.offload = Some(Offload { link: Link { bandwidth, latency: 0.0 }, memory_bandwidth });
+            let timeline = step_time(&config, &cluster, Assumptions::default()).unwrap();
+            let is_cpu = |activity| matches!(activity, Activity::Transfer(_) | Activity::Exposed(_));
+            let counted = |op: &Op| matches!(op, Op::Gather { .. } | Op::Reduce { .. } | Op::Step { .. });
+            let spans = timeline.spans().iter().filter(|span| is_cpu(span.activity) && counted(&span.op));
+            let seconds = spans.map(|span| span.end - span.start).sum::<f64>();
+            assert!((seconds * 1e6 / bytes - 1.0).abs() < 1e-6, "{:e} bytes, not {bytes:e}", seconds * 1e6);
+        }
+    }
 
     #[test]
     fn a_chunk_reduces_before_it_sends() {
@@ -251,7 +305,7 @@ mod tests {
         let send = Op::Send { value, to: Peer::Stage(0) };
         let (flatten, wait) = (|unit| Op::Flatten { unit }, |unit| Op::Wait { unit });
         let before = [run(3), flatten(3), reduce(3), run(2), flatten(2), wait(3), reduce(2), send, wait(2)];
-        let operation = |op| Operation { op, transfers: vec![], functions: 0..0, elements: 0 };
+        let operation = |op| Operation { op, transfers: vec![], functions: 0..0, elements: 0, offloaded: 0 };
         let after = reduced_before_sending(before.into_iter().map(operation).collect());
         let after: Vec<String> = after.iter().map(|operation| operation.op.to_string()).collect();
         assert_eq!(after.join(" "), "B3.0 flatten3 B2.0 flatten2 reduce3 reduce2 wait3 wait2 s<1.0");

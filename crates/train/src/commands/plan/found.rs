@@ -7,6 +7,7 @@ use crate::plan::search::{Found, Layout};
 use crate::plan::step_plan::Rates;
 use fsdp::ActivationCheckpointing;
 use plan::Cluster;
+use schedule::Schedule;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -54,7 +55,7 @@ pub fn text(found: &Found, config: &Config, cluster: &Cluster) -> String {
 }
 
 /// The layouts as JSON.
-pub fn json(found: &Found, cluster: &Cluster) -> String {
+pub fn json(found: &Found, config: &Config, cluster: &Cluster) -> String {
     let layout = |layout: &Layout| {
         let Rates { tokens_per_second, mfu } = Rates::new(&layout.config, cluster, layout.time.step);
         json!({
@@ -63,7 +64,10 @@ pub fn json(found: &Found, cluster: &Cluster) -> String {
         })
     };
     let best: Vec<Value> = found.best.iter().map(layout).collect();
-    let found = json!({ "valid": found.valid, "examined": found.examined, "best": best });
+    let found = json!({
+        "model": config.describe_model(), "cluster": cluster.name, "gpus": config.parallel.gpus,
+        "device_memory": cluster.device.memory, "valid": found.valid, "examined": found.examined, "best": best,
+    });
     serde_json::to_string_pretty(&found).expect("figures are plain data")
 }
 
@@ -77,11 +81,15 @@ pub fn settings(layout: &Layout) -> BTreeMap<&'static str, Value> {
         ("train.micro_batch_size", json!(layout.config.micro_batch_size())),
         ("parallel.pp", json!(parallel.pp)),
         ("parallel.tp", json!(parallel.tp)),
+        ("parallel.cp", json!(parallel.cp)),
         ("parallel.ep", json!(parallel.ep)),
     ]);
     if parallel.pp > 1 {
         settings.insert("parallel.schedule", json!(parallel.schedule));
         settings.insert("parallel.virtual_stages", json!(parallel.virtual_stages));
+    }
+    if parallel.cpu_offload {
+        settings.insert("parallel.cpu_offload", json!(true));
     }
     // The search clears these unless the command line has given them.
     settings.insert("parallel.dp_shard", json!(parallel.dp_shard));
@@ -97,7 +105,11 @@ pub fn describe(config: &Config) -> String {
     let mut parts: Vec<String> =
         axes.iter().filter(|(_, size)| *size > 1).map(|(name, size)| format!("{name} {size}")).collect();
     if parallel.pp > 1 {
-        parts.insert(0, format!("pp {} ({})", parallel.pp, parallel.schedule.name()));
+        let chunks = match (parallel.schedule, parallel.virtual_stages()) {
+            (Schedule::Interleaved1F1B, chunks) => format!(", {chunks} chunks each"),
+            _ => String::new(),
+        };
+        parts.insert(0, format!("pp {} ({}{chunks})", parallel.pp, parallel.schedule.name()));
     }
     parts.push(parallel.strategy.name().into());
     parts.push(format!("micro-batches of {}", config.micro_batch_size()));
@@ -105,6 +117,9 @@ pub fn describe(config: &Config) -> String {
         ActivationCheckpointing::None => {}
         ActivationCheckpointing::Full => parts.push("recomputation".into()),
         some => parts.push(format!("recomputation {some}")),
+    }
+    if parallel.cpu_offload {
+        parts.push("cpu_offload".into());
     }
     parts.join(", ")
 }

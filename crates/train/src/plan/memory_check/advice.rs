@@ -7,9 +7,6 @@ use crate::format::count;
 use crate::host::device;
 use fsdp::{ActivationCheckpointing, FloatType, Strategy, Wrap};
 
-/// Sizes of available devices in GB.
-const SIZES: [f64; 3] = [80.0, 141.0, 192.0];
-
 /// A change counts as helpful if it reduces the need to at most this fraction.
 const HELPS: f64 = 0.98;
 /// Maximum number of pairs of changes shown.
@@ -31,6 +28,8 @@ pub struct Patient<'a> {
     pub machine: Machine,
     /// Number of devices of the machine.
     pub devices: usize,
+    /// Bytes of the devices that may be had instead, in ascending order.
+    pub sizes: &'a [f64],
     /// The largest fraction of the available memory that these needs take.
     pub share: &'a dyn Fn(&[Need]) -> f64,
 }
@@ -56,7 +55,7 @@ impl Patient<'_> {
                 Some(fewest) if self.fit(&fewest) => fitting.push(fewest),
                 all => {
                     let all: Vec<_> = all.iter().map(|all| (all, "not enough")).collect();
-                    return lines(&all).into_iter().chain([devices_that_do(self.config)]).collect();
+                    return lines(&all).into_iter().chain([devices_that_do(self.config, self.sizes)]).collect();
                 }
             }
         }
@@ -229,7 +228,7 @@ fn most(needs: &[Need]) -> f64 {
 
 /// The number and size of devices that hold the run if each has its own rank and everything is fully sharded. With
 /// experts or stages spread over ranks, fewer may be enough.
-fn devices_that_do(config: &Config) -> String {
+fn devices_that_do(config: &Config, sizes: &[f64]) -> String {
     let mut config = config.clone();
     config.train.device = "cuda".into();
     config.train.micro_batch_size = Some(1);
@@ -244,12 +243,12 @@ fn devices_that_do(config: &Config) -> String {
     let most_devices = MAX_RANKS.min(config.train.global_batch_size);
     for param in [config.parallel.precision.param(), FloatType::Bf16] {
         config.parallel.precision.param = param.into();
-        for size in SIZES {
+        for size in sizes.iter().copied() {
             let fits = |devices: usize| {
                 let mut config = config.clone();
                 config.parallel.gpus = devices;
                 let alone = Machine { ranks: 1, devices: 1, threads: false };
-                most(&need::of_run(&config, alone)) <= size * 1e9
+                most(&need::of_run(&config, alone)) <= size
             };
             if fits(most_devices) {
                 let (mut too_few, mut enough) = (0, most_devices);
@@ -260,13 +259,19 @@ fn devices_that_do(config: &Config) -> String {
                 let bf16 = if param == FloatType::Bf16 { ", bf16" } else { "" };
                 let devices = count(enough, "device");
                 return format!(
-                    "  with full_shard alone it takes at least {devices} of {size} GB (recomputation, micro-batches of 1{bf16})"
+                    "  with full_shard alone it takes at least {devices} of {} (recomputation, micro-batches of 1{bf16})",
+                    whole_gb(size)
                 );
             }
         }
     }
-    let size = SIZES[SIZES.len() - 1];
+    let largest = whole_gb(sizes.last().copied().unwrap_or_default());
     format!(
-        "  with full_shard alone no number of devices of {size} GB does, up to the {most_devices} that share a step's sequences"
+        "  with full_shard alone no number of devices of {largest} does, up to the {most_devices} that share a step's sequences"
     )
+}
+
+/// The size of a device, without decimals.
+fn whole_gb(bytes: f64) -> String {
+    format!("{:.0} GB", bytes / 1e9)
 }

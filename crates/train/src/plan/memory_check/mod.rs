@@ -33,6 +33,8 @@ pub(crate) use rows::Row;
 
 /// Fraction of the available memory above which the user is warned.
 const NEARLY: f64 = 0.9;
+/// Bytes of GPUs that may be had, such as an H100, an H200 and a B200 of 192 GB.
+pub(crate) const AVAILABLE_SIZES: [f64; 3] = [80e9, 141e9, 192e9];
 
 /// Rejects a run that needs more memory than is available, unless it is forced; the message has the table and advice.
 /// Returns a warning if the run may proceed but memory is scarce or unknown.
@@ -105,7 +107,7 @@ fn judge(
         share if share <= 1.0 => Ok(Some(format!("memory is scarce: the run needs about {needed}, and {has}"))),
         _ if force => Ok(Some(format!("--force: the run needs about {needed}, and {has}: it may be killed"))),
         _ => {
-            let help = what_helps(config, machine, devices, &share);
+            let help = what_helps(config, machine, devices, &AVAILABLE_SIZES, &share);
             Err(format!(
                 "the run needs about {needed} of memory, and {has}\n\n{}\n\n{help}\n\n--force tries all the same.",
                 table(worst)
@@ -114,11 +116,17 @@ fn judge(
     }
 }
 
-/// What would help a run that does not fit on a machine with so many devices; `share` is the part of the available memory
-/// that a need takes.
-pub(crate) fn what_helps(config: &Config, machine: Machine, devices: usize, share: &dyn Fn(&Need) -> f64) -> String {
+/// What would help a run that does not fit on a machine with so many devices, where devices of these bytes may be had;
+/// `share` is the part of the available memory that a need takes.
+pub(crate) fn what_helps(
+    config: &Config,
+    machine: Machine,
+    devices: usize,
+    sizes: &[f64],
+    share: &dyn Fn(&Need) -> f64,
+) -> String {
     let share = |needs: &[Need]| needs.iter().map(share).fold(0.0, f64::max);
-    let advice = Patient { config, machine, devices, share: &share }.advice().join("\n");
+    let advice = Patient { config, machine, devices, sizes, share: &share }.advice().join("\n");
     format!("What would help, and what the run would need then:\n{advice}")
 }
 
