@@ -212,6 +212,8 @@ fn ranks_that_disagree_fail_or_are_late_end_the_others_calls() {
     };
     let other_lengths = run(|comm| comm.all_gather(floats(comm, DType::F32, 5 + comm.rank())).map(drop));
     assert!(other_lengths.contains("ranks disagree"), "{other_lengths}");
+    let narrow = run(|comm| comm.all_gather(ints(comm, 5).cast(DType::I16)).map(drop));
+    assert!(narrow.contains("NCCL has no 16-bit integers"), "{narrow}");
     let failed = run(|comm| match comm.rank() {
         1 => Err(CommError::Engine("on purpose".into())),
         _ => comm.all_gather(floats(comm, DType::F32, 5)).map(drop),

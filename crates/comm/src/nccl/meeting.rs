@@ -17,12 +17,34 @@ pub struct Met {
 /// An exchange on which all ranks have agreed, and what each of them sends to this one.
 pub type MetParts = (Met, Vec<Option<Part>>);
 
-/// What a rank says if NCCL cannot move its tensors, and if it can.
-const BY_HOST: i64 = 1;
+/// What a rank says if its tensors are on the GPU, if they are on the CPU, and if they are of a type that NCCL lacks.
 const BY_NCCL: i64 = 0;
+const BY_HOST: i64 = 1;
+const LACKING: i64 = 2;
 
 fn by(payload: &Payload) -> i64 {
-    if payload.is_on_cpu() || element(payload.dtype()).is_none() { BY_HOST } else { BY_NCCL }
+    match element(payload.dtype()) {
+        _ if payload.is_on_cpu() => BY_HOST,
+        Some(_) => BY_NCCL,
+        None => LACKING,
+    }
+}
+
+/// Returns whether a call goes by NCCL, from the greatest that a rank has said. The engine below must not move tensors
+/// between GPUs: its copies wait for all that a GPU has queued, and so for calls of NCCL that wait for other ranks.
+fn goes_by_nccl(said: i64, signature: &Signature) -> Result<bool, CommError> {
+    match said {
+        LACKING => {
+            let reason = format!("{signature}: NCCL has no 16-bit integers and no booleans: cast to another type first");
+            Err(CommError::Engine(reason))
+        }
+        said => Ok(said == BY_NCCL),
+    }
+}
+
+/// The signature of an agreement on nothing but the call.
+fn bare(collective: Collective) -> Signature {
+    Signature { collective, len: None, dtype: None }
 }
 
 impl NcclEngine {
@@ -34,7 +56,7 @@ impl NcclEngine {
             let reason = format!("{signature}: ranks give from {} to {} elements", -most[2], most[1]);
             return Err(CommError::Engine(reason));
         }
-        if most[0] != BY_NCCL {
+        if !goes_by_nccl(most[0], signature)? {
             return Ok(None);
         }
         // Only now, when all ranks are in the call: until its number is known, other calls wait, and one of them may be
@@ -54,7 +76,7 @@ impl NcclEngine {
         let n = self.world_size();
         let way = parts.iter().flatten().map(by).max().unwrap_or(BY_NCCL);
         let (most, cost) = self.greatest(signature, vec![way])?;
-        if most[0] != BY_NCCL {
+        if !goes_by_nccl(most[0], signature)? {
             return Ok(None);
         }
         let turn = self.turns.enter(self.group);
@@ -79,7 +101,7 @@ impl NcclEngine {
 
     /// Returns when the turn of a call has come on all ranks.
     pub(super) fn meet_again(&self, collective: Collective) -> Result<(), CommError> {
-        self.greatest(&Signature { collective, len: None, dtype: None }, vec![0]).map(drop)
+        self.greatest(&bare(collective), vec![0]).map(drop)
     }
 
     /// Returns an error on all ranks if two of one process have the same GPU. Each process may number the GPUs in its own
@@ -88,7 +110,7 @@ impl NcclEngine {
         let n = self.world_size();
         let mut rows = vec![0; 2 * n];
         (rows[self.rank()], rows[n + self.rank()]) = (self.card as i64, i64::from(std::process::id()));
-        let (rows, _) = self.greatest(&Signature { collective: Collective::Barrier, len: None, dtype: None }, rows)?;
+        let (rows, _) = self.greatest(&bare(Collective::Barrier), rows)?;
         let (cards, processes) = rows.split_at(n);
         let place = |rank: usize| (self.machine(rank), processes[rank], cards[rank]);
         let shared = (0..n).find_map(|b| Some(((0..b).find(|a| place(*a) == place(b))?, b)));
@@ -104,13 +126,12 @@ impl NcclEngine {
 
     /// Gives rank 0's identifier to all ranks.
     pub(super) fn share(&self, collective: Collective, id: Result<UniqueId, CommError>) -> Result<UniqueId, CommError> {
-        let signature = Signature { collective, len: None, dtype: None };
         let mut bytes: Vec<i64> = match &id {
             Ok(id) => id.0.iter().map(|byte| i64::from(*byte)).collect(),
             Err(_) => vec![0; 128],
         };
         bytes.push(i64::from(id.is_err()));
-        let (shared, _) = self.greatest(&signature, bytes)?;
+        let (shared, _) = self.greatest(&bare(collective), bytes)?;
         id?;
         if shared[128] != 0 {
             return Err(CommError::Engine("rank 0 of a group cannot use NCCL".into()));
