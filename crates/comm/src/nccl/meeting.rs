@@ -35,7 +35,8 @@ fn by(payload: &Payload) -> i64 {
 fn goes_by_nccl(said: i64, signature: &Signature) -> Result<bool, CommError> {
     match said {
         LACKING => {
-            let reason = format!("{signature}: NCCL has no 16-bit integers and no booleans: cast to another type first");
+            let reason =
+                format!("{signature}: NCCL has no 16-bit integers and no booleans: cast to another type first");
             Err(CommError::Engine(reason))
         }
         said => Ok(said == BY_NCCL),
