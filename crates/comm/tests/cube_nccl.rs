@@ -6,10 +6,13 @@
 mod common;
 
 use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
-use comm::{CommError, Communicator, Reduce, run_ranks};
+use comm::{
+    Collective, CommError, Communicator, Cost, Engine, LocalEngine, Metered, Payload, Reduce, Signature, Summands,
+    run_ranks,
+};
 use common::*;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,6 +34,96 @@ fn devices() -> Option<(Vec<Device>, MutexGuard<'static, ()>)> {
         eprintln!("skipped, since there are {} CUDA GPUs: collectives between three by NCCL", DEVICES.len());
     }
     Some((DEVICES.get(0..3)?.to_vec(), GPUS.lock().unwrap_or_else(PoisonError::into_inner)))
+}
+
+/// An engine of threads that panics if a tensor on a GPU reaches it. Below NCCL, none may: a copy waits for all that a GPU
+/// has queued, and so for calls of NCCL that wait for other ranks.
+struct CpuOnly(Arc<dyn Engine>);
+
+impl CpuOnly {
+    fn check_place(payload: &Payload) {
+        let device = match payload {
+            Payload::Float(tensor) => tensor.device(),
+            Payload::Int(tensor) => tensor.device(),
+        };
+        assert_eq!(device, Device::flex(), "a tensor on a GPU does not move by NCCL");
+    }
+}
+
+impl Engine for CpuOnly {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.0.world_size()
+    }
+
+    fn device(&self) -> &Device {
+        self.0.device()
+    }
+
+    fn exchange(&self, signature: &Signature, parts: Vec<Option<Payload>>) -> Metered<Vec<Option<Payload>>> {
+        parts.iter().flatten().for_each(Self::check_place);
+        self.0.exchange(signature, parts)
+    }
+
+    fn all_gather(&self, signature: &Signature, shard: Payload) -> Metered<Payload> {
+        Self::check_place(&shard);
+        self.0.all_gather(signature, shard)
+    }
+
+    fn chunks(&self, signature: &Signature, full: Payload) -> Metered<Summands> {
+        Self::check_place(&full);
+        self.0.chunks(signature, full)
+    }
+
+    fn all_reduce(&self, signature: &Signature, tensor: Payload, how: Reduce) -> Metered<Payload> {
+        Self::check_place(&tensor);
+        self.0.all_reduce(signature, tensor, how)
+    }
+
+    fn agree(&self, signature: &Signature) -> Result<Cost, CommError> {
+        self.0.agree(signature)
+    }
+
+    fn send(&self, payload: Payload, to: usize) -> Result<(), CommError> {
+        Self::check_place(&payload);
+        self.0.send(payload, to)
+    }
+
+    fn recv(&self, from: usize) -> Result<Payload, CommError> {
+        self.0.recv(from)
+    }
+
+    fn try_recv(&self, from: usize) -> Result<Option<Payload>, CommError> {
+        self.0.try_recv(from)
+    }
+
+    fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError> {
+        Ok(Arc::new(Self(self.0.split(members)?)))
+    }
+
+    fn check(&self, collective: Collective) -> Result<(), CommError> {
+        self.0.check(collective)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.0.abort(reason);
+    }
+}
+
+/// Returns the results of `work` on a rank for each device, by NCCL over threads.
+fn by_nccl<T: Send>(devices: Vec<Device>, work: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
+    thread::scope(|scope| {
+        let start = |engine: LocalEngine| {
+            let below = Communicator::new(Arc::new(CpuOnly(Arc::new(engine))));
+            let work = &work;
+            scope.spawn(move || work(&below.by_nccl(HANG).unwrap()))
+        };
+        let threads: Vec<_> = LocalEngine::world(devices, HANG).into_iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
 }
 
 fn floats(comm: &Communicator, dtype: DType, len: usize) -> Tensor<1> {
@@ -82,7 +175,7 @@ fn every_collective_by_nccl_gives_what_threads_give_on_the_cpu() {
     let Some((devices, _alone)) = devices() else { return };
     for (dtype, len) in CASES {
         let expected = on_ranks(devices.len(), |comm| everything(comm, dtype, len));
-        let found = on(devices.clone(), |comm| everything(&comm.clone().by_nccl(comm::TIMEOUT).unwrap(), dtype, len));
+        let found = by_nccl(devices.clone(), |comm| everything(comm, dtype, len));
         for (rank, (found, expected)) in found.into_iter().zip(expected).enumerate() {
             compare(rank, found, expected, dtype, len);
         }
@@ -119,8 +212,7 @@ fn threads_of_a_rank_use_their_own_groups_at_once() {
     let Some((devices, _alone)) = devices() else { return };
     const CALLS: usize = 12;
     let n = devices.len();
-    on(devices, |comm| {
-        let comm = comm.clone().by_nccl(comm::TIMEOUT).unwrap();
+    by_nccl(devices, |comm| {
         let groups: Vec<_> = (0..2).map(|_| comm.split(0).unwrap()).collect();
         thread::scope(|scope| {
             for (number, group) in groups.iter().enumerate() {
@@ -142,8 +234,7 @@ fn threads_of_a_rank_use_their_own_groups_at_once() {
 fn messages_cross_each_other_and_collectives() {
     let Some((devices, _alone)) = devices() else { return };
     const CALLS: usize = 6;
-    on(devices, |comm| {
-        let comm = comm.clone().by_nccl(comm::TIMEOUT).unwrap();
+    by_nccl(devices, |comm| {
         let (group, (me, n)) = (comm.split(0).unwrap(), (comm.rank(), comm.world_size()));
         let neighbors = [(me + 1) % n, (me + n - 1) % n];
         thread::scope(|scope| {
@@ -156,8 +247,8 @@ fn messages_cross_each_other_and_collectives() {
             for call in 0..CALLS {
                 let len = 100 * call; // the first is empty
                 for to in neighbors {
-                    comm.send(floats(&comm, DType::F32, len), to).unwrap();
-                    comm.send(ints(&comm, 9), to).unwrap();
+                    comm.send(floats(comm, DType::F32, len), to).unwrap();
+                    comm.send(ints(comm, 9), to).unwrap();
                     // These move by the engine below.
                     comm.send(Tensor::<1>::from_data(floats_of(me, 3), &Device::flex()), to).unwrap();
                 }
@@ -180,11 +271,10 @@ fn messages_cross_each_other_and_collectives() {
 #[test]
 fn a_collective_that_waits_for_the_receiver_does_not_hold_up_the_message() {
     let Some((devices, _alone)) = devices() else { return };
-    on(devices, |comm| {
-        let comm = comm.clone().by_nccl(HANG).unwrap();
+    by_nccl(devices, |comm| {
         for call in 0..3 {
             match comm.rank() {
-                0 => comm.send(floats(&comm, DType::F32, 50), 1).unwrap(),
+                0 => comm.send(floats(comm, DType::F32, 50), 1).unwrap(),
                 1 => {
                     thread::sleep(Duration::from_millis(200));
                     let found = comm.recv::<Float>(0).unwrap();
@@ -192,7 +282,7 @@ fn a_collective_that_waits_for_the_receiver_does_not_hold_up_the_message() {
                 }
                 _ => {}
             }
-            comm.all_gather(floats(&comm, DType::F32, 5)).unwrap();
+            comm.all_gather(floats(comm, DType::F32, 5)).unwrap();
         }
     });
 }
@@ -214,6 +304,11 @@ fn ranks_that_disagree_fail_or_are_late_end_the_others_calls() {
     assert!(other_lengths.contains("ranks disagree"), "{other_lengths}");
     let narrow = run(|comm| comm.all_gather(ints(comm, 5).cast(DType::I16)).map(drop));
     assert!(narrow.contains("NCCL has no 16-bit integers"), "{narrow}");
+    let apart = run(|comm| match comm.rank() {
+        1 => comm.all_gather(Tensor::<1>::zeros([5], &Device::flex())).map(drop),
+        _ => comm.all_gather(floats(comm, DType::F32, 5)).map(drop),
+    });
+    assert!(apart.contains("some tensors are on the CPU and some on the GPU"), "{apart}");
     let failed = run(|comm| match comm.rank() {
         1 => Err(CommError::Engine("on purpose".into())),
         _ => comm.all_gather(floats(comm, DType::F32, 5)).map(drop),

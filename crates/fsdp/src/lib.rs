@@ -97,6 +97,7 @@ pub use api::units::{UnitId, Units};
 pub use exec::executor::{StageTimes, TimedOp};
 pub use exec::fsdp::{Backward, BeforeStep, Fsdp, NonFinite, StepReport, Unloaded};
 pub use exec::vjp::vjp_seed;
+pub use forecast::offload::Offloaded;
 pub use forecast::traffic::{CallTraffic, Operation, Received, Share, SharesRun, Transfer};
 pub use forecast::{CallBytes, Forecast, ForecastRun};
 pub use fused::FusedAdamW;

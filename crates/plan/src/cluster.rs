@@ -37,7 +37,7 @@ pub struct Cluster {
     /// Bytes of a node's CPU memory, for what GPUs offload; absent if that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_memory: Option<f64>,
-    /// How fast it is; absent if that is not known.
+    /// Rates of what GPUs offload there; absent if they are not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload: Option<Offload>,
     /// A device.

@@ -39,6 +39,7 @@ mod error;
 mod offload;
 mod picture;
 mod simulate;
+mod task;
 mod timeline;
 mod work;
 
@@ -48,6 +49,7 @@ pub use cores::SharedCores;
 pub use error::PlanError;
 pub use offload::Offload;
 pub use picture::{LEGEND, shown as shown_time};
-pub use simulate::{Exchange, RankProgram, Task, simulate};
+pub use simulate::simulate;
+pub use task::{Exchange, RankProgram, Task};
 pub use timeline::{Activity, Span, Summary, Timeline};
 pub use work::{Pass, Product, Work};

@@ -14,8 +14,9 @@ pub struct Offload {
 }
 
 impl Offload {
-    /// Returns the seconds in which a rank sends `sent` bytes over its link, while the CPU reads and writes `touched`
-    /// bytes for it, on a node of a run with so many ranks. Each byte is touched before or after it is sent.
+    /// Returns the seconds in which a rank sends `sent` bytes over its link, and the CPU reads and writes `touched` bytes
+    /// for it before or after that, in a run with so many ranks. What the link itself reads and writes in the CPU's
+    /// memory is left out.
     ///
     /// ```text
     /// latency + sent / link + touched x ranks of the node / memory_bandwidth

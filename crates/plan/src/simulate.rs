@@ -8,44 +8,11 @@
 //! exchanges             s>  ──────────> r>          arrive at the other stage's rank
 //! ```
 
+use crate::task::{Exchange, RankProgram, Task};
 use crate::timeline::{Activity, Span, Timeline};
 use crate::{PlanError, SharedCores};
 use schedule::{Op, Peer, Value};
 use std::collections::HashMap;
-
-/// An operation with its durations.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Task {
-    /// The operation.
-    pub op: Op,
-    /// Seconds of computation, on a device that computes nothing else.
-    pub compute: f64,
-    /// What the rank receives. Gathers, reductions and values of other stages come beside computations; a run of a call
-    /// and the optimizer's step wait for theirs.
-    pub exchanges: Vec<Exchange>,
-}
-
-/// One exchange of a task.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Exchange {
-    /// The axes of its group.
-    pub axes: String,
-    /// Seconds that it takes.
-    pub seconds: f64,
-}
-
-/// The tasks of a rank, which also stands for others that do the same at the same time.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RankProgram {
-    /// Stage of the pipeline.
-    pub stage: usize,
-    /// The rank.
-    pub rank: usize,
-    /// Number of ranks that it stands for.
-    pub ranks: usize,
-    /// What it does, in order.
-    pub tasks: Vec<Task>,
-}
 
 /// What a rank does at present.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -69,7 +36,8 @@ struct Rank<'a> {
     state: State,
     /// When its state began.
     since: f64,
-    /// Exchanges of the task that are still to come.
+    /// Whether the copies of its task are done, and how many of its exchanges.
+    copied: bool,
     exchanges: usize,
     /// When its gathers and its reductions so far have ended: each kind has a queue of its own.
     gathers_end: f64,
@@ -136,6 +104,7 @@ pub fn simulate(steps: &[RankProgram], cores: Option<SharedCores>) -> Result<Tim
         first_step: step.tasks.iter().position(|task| matches!(task.op, Op::Step { .. })),
         state: State::Ready,
         since: 0.0,
+        copied: false,
         exchanges: 0,
         gathers_end: 0.0,
         reductions_end: 0.0,
@@ -152,7 +121,8 @@ pub fn simulate(steps: &[RankProgram], cores: Option<SharedCores>) -> Result<Tim
         timeline: Timeline::new(steps.iter().map(|step| (step.rank, step.stage, step.ranks)).collect()),
     };
     let ranks: usize = steps.iter().map(|step| step.ranks).sum();
-    let seconds = |task: &Task| task.exchanges.iter().map(|exchange| exchange.seconds).sum::<f64>() + task.compute;
+    let all = |task: &Task| task.copies.iter().chain(&task.exchanges).map(|exchange| exchange.seconds).sum::<f64>();
+    let seconds = |task: &Task| all(task) + task.compute;
     let tasks = || steps.iter().flat_map(|step| &step.tasks);
     if let Some(task) = tasks().find(|task| !(0.0..LONGEST).contains(&seconds(task))) {
         return Err(PlanError::Duration { op: task.op.to_string(), seconds: seconds(task) });
@@ -268,7 +238,7 @@ impl<'a> Simulation<'a> {
     fn begin(&mut self, i: usize, task: &Task) {
         let now = self.now;
         let rank = &mut self.ranks[i];
-        (rank.state, rank.since, rank.exchanges) = (State::Ready, now, 0);
+        (rank.state, rank.since, rank.copied, rank.exchanges) = (State::Ready, now, false, 0);
         match task.op {
             Op::Send { value, to } => {
                 rank.next += 1;
@@ -294,6 +264,17 @@ impl<'a> Simulation<'a> {
             let span = Span { rank: i, start: rank.since, end: self.now, activity: Activity::Compute, op: task.op };
             self.timeline.add(span);
         }
+        match &task.copies {
+            Some(copies) => {
+                let rank = &mut self.ranks[i];
+                (rank.state, rank.since) = (State::Communicates(self.now + copies.seconds), self.now);
+            }
+            None => self.exchange(i, task),
+        }
+    }
+
+    /// Begins what a rank's task receives.
+    fn exchange(&mut self, i: usize, task: &'a Task) {
         match task.op {
             Op::Gather { .. } | Op::Reduce { .. } => self.transfer(i, task),
             Op::Scatter { unit, .. } => self.scatter(i, unit, task),
@@ -355,14 +336,20 @@ impl<'a> Simulation<'a> {
         };
     }
 
-    /// Ends an exchange that a rank's task has waited for.
+    /// Ends the copies or an exchange that a rank's task has waited for.
     fn communicated(&mut self, i: usize) {
         let rank = &mut self.ranks[i];
         let task = &rank.step.tasks[rank.next];
-        let axes = self.timeline.axes(&task.exchanges[rank.exchanges].axes);
-        rank.exchanges += 1;
+        let copies = task.copies.as_ref().filter(|_| !rank.copied);
+        let done = copies.unwrap_or_else(|| &task.exchanges[rank.exchanges]);
+        let axes = self.timeline.axes(&done.axes);
         let span = Span { rank: i, start: rank.since, end: self.now, activity: Activity::Exposed(axes), op: task.op };
         self.timeline.add(span);
+        if copies.is_some() {
+            rank.copied = true;
+            return self.exchange(i, task);
+        }
+        rank.exchanges += 1;
         self.communicate(i);
     }
 

@@ -21,6 +21,7 @@ fn outline(chunks: usize, calls_per_chunk: usize, gathers: bool, prefetch: Prefe
 fn steps(outline: &Outline, pipeline: &Pipeline, compute: &dyn Fn(Kind) -> f64, exchange: f64) -> Vec<RankProgram> {
     let task = |op: Op| Task {
         compute: if let Op::Run { kind, .. } = op { compute(kind) } else { 0.0 },
+        copies: None,
         exchanges: match op {
             Op::Gather { .. } | Op::Reduce { .. } => vec![Exchange { axes: "dp_shard".into(), seconds: exchange }],
             _ => vec![],
@@ -115,21 +116,38 @@ fn gathers_overtake_reductions() {
         Task {
             op: Op::Reduce { unit: 1, micro_batch: 0, sends: true, last: true },
             compute: 0.0,
+            copies: None,
             exchanges: exchange(10.0),
         },
-        Task { op: Op::Gather { unit: 0, slot: 0, to: None }, compute: 0.0, exchanges: exchange(1.0) },
-        Task { op: run(0, Some(0)), compute: 2.0, exchanges: vec![] },
-        Task { op: Op::Wait { unit: 1 }, compute: 0.0, exchanges: vec![] },
+        Task { op: Op::Gather { unit: 0, slot: 0, to: None }, compute: 0.0, copies: None, exchanges: exchange(1.0) },
+        Task { op: run(0, Some(0)), compute: 2.0, copies: None, exchanges: vec![] },
+        Task { op: Op::Wait { unit: 1 }, compute: 0.0, copies: None, exchanges: vec![] },
         Task {
             op: Op::Reduce { unit: 0, micro_batch: 0, sends: true, last: true },
             compute: 0.0,
+            copies: None,
             exchanges: exchange(3.0),
         },
-        Task { op: Op::Wait { unit: 0 }, compute: 0.0, exchanges: vec![] },
+        Task { op: Op::Wait { unit: 0 }, compute: 0.0, copies: None, exchanges: vec![] },
     ];
     let step = RankProgram { stage: 0, rank: 0, ranks: 1, tasks };
     let found = summary(&[step], None);
     assert_eq!((found.step, found.compute), (13.0, 2.0), "{found:?}");
+}
+
+/// Copies over the bus hold up the device: a gather's begins after them, beside the next run.
+#[test]
+fn nothing_is_computed_beside_copies() {
+    let exchange = |axes: &str, seconds| Exchange { axes: axes.into(), seconds };
+    let run = |slot| Op::Run { kind: Kind::Backward, call: 0, micro_batch: 0, slot };
+    let gather = Op::Gather { unit: 0, slot: 0, to: None };
+    let of_gather = (Some(exchange("cpu", 5.0)), vec![exchange("dp_shard", 3.0)]);
+    let tasks = [(gather, of_gather, 0.0), (run(None), (None, vec![]), 1.0), (run(Some(0)), (None, vec![]), 4.0)];
+    let task = |(op, (copies, exchanges), compute)| Task { op, compute, copies, exchanges };
+    let step = RankProgram { stage: 0, rank: 0, ranks: 1, tasks: tasks.into_iter().map(task).collect() };
+    let found = summary(&[step], None);
+    assert_eq!((found.step, found.compute), (12.0, 5.0), "{found:?}");
+    assert_eq!(found.exposed, [("cpu".to_string(), 5.0), ("dp_shard".to_string(), 2.0)]);
 }
 
 /// Gradients are added up where they were computed, before they are sent.
@@ -137,8 +155,13 @@ fn gathers_overtake_reductions() {
 fn a_reduction_computes_before_it_sends() {
     let exchanges = vec![Exchange { axes: "dp_shard".into(), seconds: 3.0 }];
     let tasks = vec![
-        Task { op: Op::Reduce { unit: 0, micro_batch: 1, sends: true, last: true }, compute: 2.0, exchanges },
-        Task { op: Op::Wait { unit: 0 }, compute: 0.0, exchanges: vec![] },
+        Task {
+            op: Op::Reduce { unit: 0, micro_batch: 1, sends: true, last: true },
+            compute: 2.0,
+            copies: None,
+            exchanges,
+        },
+        Task { op: Op::Wait { unit: 0 }, compute: 0.0, copies: None, exchanges: vec![] },
     ];
     let found = summary(&[RankProgram { stage: 0, rank: 0, ranks: 1, tasks }], None);
     assert_eq!((found.step, found.compute), (5.0, 2.0), "{found:?}");
@@ -156,6 +179,7 @@ fn gradients_are_scattered_when_they_are_computed() {
         let rank = |rank| {
             let task = |op| Task {
                 compute: if let Op::Run { kind, .. } = op { compute(kind) } else { 0.0 },
+                copies: None,
                 exchanges: match op {
                     Op::Scatter { from, .. } if from != rank => vec![Exchange { axes: "dp_shard".into(), seconds }],
                     _ => vec![],

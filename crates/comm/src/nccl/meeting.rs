@@ -17,30 +17,19 @@ pub struct Met {
 /// An exchange on which all ranks have agreed, and what each of them sends to this one.
 pub type MetParts = (Met, Vec<Option<Part>>);
 
-/// What a rank says if its tensors are on the GPU, if they are on the CPU, and if they are of a type that NCCL lacks.
-const BY_NCCL: i64 = 0;
-const BY_HOST: i64 = 1;
-const LACKING: i64 = 2;
-
-fn by(payload: &Payload) -> i64 {
-    match element(payload.dtype()) {
-        _ if payload.is_on_cpu() => BY_HOST,
-        Some(_) => BY_NCCL,
-        None => LACKING,
-    }
+/// What a rank says of its tensors: 1 if some are on the CPU, and 1 if some are on the GPU.
+fn places<'a>(payloads: impl Iterator<Item = &'a Payload>) -> [i64; 2] {
+    payloads.fold([0; 2], |[cpu, gpu], payload| if payload.is_on_cpu() { [1, gpu] } else { [cpu, 1] })
 }
 
-/// Returns whether a call goes by NCCL, from the greatest that a rank has said. The engine below must not move tensors
-/// between GPUs: its copies wait for all that a GPU has queued, and so for calls of NCCL that wait for other ranks.
-fn goes_by_nccl(said: i64, signature: &Signature) -> Result<bool, CommError> {
-    match said {
-        LACKING => {
-            let reason =
-                format!("{signature}: NCCL has no 16-bit integers and no booleans: cast to another type first");
-            Err(CommError::Engine(reason))
-        }
-        said => Ok(said == BY_NCCL),
+/// Returns whether a call goes by NCCL, from the [`places`] of all ranks together. The engine below must not move tensors between
+/// GPUs: its copies wait for all that a GPU has queued, and so for calls of NCCL that wait for other ranks.
+fn goes_by_nccl(said: &[i64], signature: &Signature) -> Result<bool, CommError> {
+    let (cpu, gpu) = (said[0] > 0, said[1] > 0);
+    if cpu && gpu {
+        return Err(CommError::Engine(format!("{signature}: some tensors are on the CPU and some on the GPU")));
     }
+    Ok(!cpu)
 }
 
 /// The signature of an agreement on nothing but the call.
@@ -52,13 +41,18 @@ impl NcclEngine {
     /// Agrees on a call to which every rank gives one tensor. Returns `None` if the engine below has to make the call.
     pub(super) fn meet(&self, signature: &Signature, payload: &Payload) -> Result<Option<Met>, CommError> {
         let len = payload.len() as i64;
-        let (most, cost) = self.greatest(signature, vec![by(payload), len, -len])?;
-        if most[1] != -most[2] {
-            let reason = format!("{signature}: ranks give from {} to {} elements", -most[2], most[1]);
+        let [cpu, gpu] = places(std::iter::once(payload));
+        let (most, cost) = self.greatest(signature, vec![cpu, gpu, len, -len])?;
+        if most[2] != -most[3] {
+            let reason = format!("{signature}: ranks give from {} to {} elements", -most[3], most[2]);
             return Err(CommError::Engine(reason));
         }
-        if !goes_by_nccl(most[0], signature)? {
+        if !goes_by_nccl(&most[..2], signature)? {
             return Ok(None);
+        }
+        if element(payload.dtype()).is_none() {
+            let reason = format!("{signature}: NCCL has no 16-bit integers: cast to 32 bits first");
+            return Err(CommError::Engine(reason));
         }
         // Only now, when all ranks are in the call: until its number is known, other calls wait, and one of them may be
         // what a rank has to do before it gets here.
@@ -75,9 +69,8 @@ impl NcclEngine {
         parts: &[Option<Payload>],
     ) -> Result<Option<MetParts>, CommError> {
         let n = self.world_size();
-        let way = parts.iter().flatten().map(by).max().unwrap_or(BY_NCCL);
-        let (most, cost) = self.greatest(signature, vec![way])?;
-        if !goes_by_nccl(most[0], signature)? {
+        let (most, cost) = self.greatest(signature, places(parts.iter().flatten()).to_vec())?;
+        if !goes_by_nccl(&most, signature)? {
             return Ok(None);
         }
         let turn = self.turns.enter(self.group);

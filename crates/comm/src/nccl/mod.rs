@@ -270,7 +270,7 @@ impl Engine for NcclEngine {
 
     fn all_reduce(&self, signature: &Signature, tensor: Payload, how: Reduce) -> Metered<Payload> {
         if tensor.is_on_cpu() {
-            return self.host.all_reduce(signature, tensor, how); // the numbers of each step, without an agreement
+            return self.host.all_reduce(signature, tensor, how);
         }
         let Some(met) = self.meet(signature, &tensor)? else { return self.host.all_reduce(signature, tensor, how) };
         let (count, dtype) = (tensor.len(), tensor.dtype());

@@ -9,6 +9,7 @@
 //! add, reduce   gradients that wait for the step, or are in flight until the unit's wait
 //! ```
 
+pub mod offload;
 mod shapes;
 pub mod traffic;
 

@@ -18,6 +18,7 @@
 //! over the operations that the rank will run. Control numbers (losses, norms, numbers of micro-batches) are left out:
 //! a few hundred bytes per step.
 
+use super::offload::{Offloaded, elements};
 use super::shapes::{Class, Shapes};
 use crate::groups::placement::axes_of;
 use crate::{FsdpConfig, FsdpError, Units};
@@ -83,9 +84,8 @@ pub struct Operation {
     /// [`Reduce`](Op::Reduce) adds to earlier micro-batches' on the rank, and of the shards that a [`Step`](Op::Step)
     /// changes.
     pub elements: usize,
-    /// With [`FsdpConfig::cpu_offload`]: elements of shards that go to the device, as parameters for a
-    /// [`Gather`](Op::Gather) or after a [`Step`](Op::Step), or from it, as the gradients of a [`Reduce`](Op::Reduce).
-    pub offloaded: usize,
+    /// What it moves between the device and the CPU's memory.
+    pub offloaded: Offloaded,
 }
 
 /// Bytes that a rank receives from the ranks of a group.
@@ -165,12 +165,15 @@ impl<'a> StepTraffic<'a> {
         let (shapes, ops) = (self.shapes, self.lowered()?);
         let offloads = self.config.cpu_offload && !self.run.on_cpu;
         let whole = |class: &Class| class.whole_fp32 / size_of::<f32>();
-        let mut reduced = HashSet::new();
+        let (mut reduced, mut offloaded) = (HashSet::new(), HashSet::new());
         let mut touched = |op| match op {
             Op::Flatten { unit } | Op::Add { unit, .. } => shapes.units[unit].trained().map(whole).sum(),
             // What is sent with every micro-batch is added up with the reduction, shard by shard.
             Op::Reduce { unit, .. } if !reduced.insert(unit) => {
-                let is_whole = |class: &&Class| class.shards == 1 || self.config.reduces_once();
+                let is_whole = |class: &&Class| match class.shards {
+                    1 => !offloads, // or the CPU adds it up
+                    _ => self.config.reduces_once(),
+                };
                 shapes.units[unit].trained().filter(is_whole).map(whole).sum()
             }
             Op::Step { unit } => shapes.units[unit].trained().map(elements).sum(),
@@ -181,7 +184,7 @@ impl<'a> StepTraffic<'a> {
                 Op::Run { call, .. } => shapes.calls[call].functions.clone(),
                 _ => 0..0,
             };
-            let offloaded = if offloads { self.offloaded(op) } else { 0 };
+            let offloaded = if offloads { self.offloaded(op, &mut offloaded) } else { Offloaded::default() };
             Operation { op, transfers: self.transfers(op), functions, elements: touched(op), offloaded }
         };
         Ok(ops.into_iter().map(operation).collect())
@@ -198,17 +201,33 @@ impl<'a> StepTraffic<'a> {
         }
     }
 
-    /// Returns the elements of shards that an operation sends from the CPU to the device, or back.
-    fn offloaded(&self, op: Op) -> usize {
+    /// Returns what an operation moves between the device and the CPU's memory; `reduced` has the units of earlier
+    /// reductions.
+    fn offloaded(&self, op: Op, reduced: &mut HashSet<usize>) -> Offloaded {
         let (shapes, config) = (self.shapes, self.config);
-        let all = |unit: usize| shapes.units[unit].classes.iter();
+        let size = config.precision.reduce.dtype().size();
+        let of = |unit: usize| shapes.units[unit].classes.iter();
         match op {
-            Op::Gather { unit, .. } => all(unit).filter(|class| class.gathers(config, false)).map(elements).sum(),
-            Op::Step { unit } => {
-                all(unit).filter(|class| class.is_trained && class.replicates(config)).map(elements).sum()
+            Op::Gather { unit, .. } => {
+                of(unit).filter(|class| class.gathers(config, false)).map(Offloaded::parameters).sum()
             }
-            Op::Reduce { unit, sends: true, .. } => shapes.units[unit].trained().map(elements).sum(),
-            _ => 0,
+            Op::Step { unit } => {
+                let copied = of(unit).filter(|class| class.is_trained && class.replicates(config));
+                copied.map(Offloaded::parameters).sum()
+            }
+            Op::Reduce { unit, sends, last, .. } => {
+                // Of what is kept whole, nothing has been added on the CPU before.
+                let adds = !reduced.insert(unit);
+                let sent = shapes.units[unit].trained().filter(|class| sends || class.shards == 1);
+                let adds = |class: &Class| adds && (class.shards == 1 || !config.reduces_once());
+                sent.map(|class| Offloaded::gradients(class, size, adds(class), last)).sum()
+            }
+            Op::Scatter { unit, .. } => {
+                let adds = !reduced.insert(unit);
+                shapes.units[unit].trained().map(|class| Offloaded::gradients(class, size, adds, false)).sum()
+            }
+            Op::Tie { unit, .. } => shapes.units[unit].trained().map(Offloaded::tie).sum(),
+            _ => Offloaded::default(),
         }
     }
 
@@ -327,9 +346,4 @@ impl Shares<'_> {
 
 fn transfer(axes: &[Axis], collective: &'static str, bytes: usize) -> Transfer {
     Transfer { axes: axes.to_vec(), collective, bytes }
-}
-
-/// Returns the number of elements of a shard.
-fn elements(class: &Class) -> usize {
-    class.shard / size_of::<f32>()
 }

@@ -24,6 +24,7 @@ use data::{Tokenizer, TokenizerSpec};
 use plan::{Cluster, PlanError};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use sweep::Sweep;
 
 /// Estimate what a step takes on a cluster that need not exist: memory, time, and what it waits for
@@ -182,7 +183,7 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         });
         return Ok(());
     }
-    config.warnings().iter().for_each(|warning| to_stderr(&format!("warning: {warning}")));
+    config.layout_warnings().iter().for_each(|warning| to_stderr(&format!("warning: {warning}")));
     let plan = StepPlan::new(&config, &cluster)?;
     if [&args.trace, &args.svg, &args.html].iter().any(|path| path.is_some()) {
         let Some(timeline) = &plan.timeline else {
@@ -220,6 +221,11 @@ fn configured(train: &TrainArgs, cluster: &Cluster) -> Result<Config, PlanComman
     }
     on_cluster(&mut config, cluster)?;
     config.validate()?;
+    if config.parallel.cpu_offload && cluster.offload.is_none() {
+        static WARNED: Once = Once::new();
+        let warning = "warning: the time of parallel.cpu_offload is not included, because the cluster has no `offload`";
+        WARNED.call_once(|| to_stderr(warning));
+    }
     Ok(config)
 }
 

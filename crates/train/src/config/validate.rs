@@ -56,6 +56,7 @@ impl Config {
 
     /// Warnings about configurations that can be trained but are probably not intended, one line each.
     pub fn warnings(&self) -> Vec<String> {
+        let Self { parallel, .. } = self;
         let (optim, steps) = (&self.optim, self.train.steps);
         let within_warmup = optim.warmup_steps >= steps;
         let warmup = within_warmup.then(|| {
@@ -68,6 +69,28 @@ impl Config {
                 optim.lr
             )
         });
+        let param = parallel.precision.param();
+        let multiplied = param == FloatType::Fp32 || param == FloatType::Bf16 && simd::multiplies_bf16();
+        let widened = (device::meant(&self.train.device) == "cpu" && !multiplied).then(|| {
+            format!(
+                "this CPU multiplies {} in fp32, so a step takes no less time than with parallel.precision.param=fp32, the default: \
+                 fp32 is more accurate",
+                format!("{param:?}").to_lowercase()
+            )
+        });
+        let ResilienceConfig { restarts, dynamic_batch, skip_non_finite, memory_every, .. } = self.resilience;
+        let keys = [
+            ("memory_every", memory_every > 0),
+            ("dynamic_batch", dynamic_batch),
+            ("skip_non_finite", skip_non_finite),
+        ];
+        let idle = keys.into_iter().filter(|(_, given)| *given && restarts == 0);
+        let idle = idle.map(|(key, _)| format!("resilience.{key} is without effect: give resilience.restarts too"));
+        warmup.into_iter().chain(self.layout_warnings()).chain(widened).chain(idle).collect()
+    }
+
+    /// Those of [`warnings`](Self::warnings) that are about the layout, on any machine.
+    pub fn layout_warnings(&self) -> Vec<String> {
         let (stages, micro_batches) = (self.parallel.pp, self.micro_batches());
         let waits = stages > 1 && micro_batches < 2 * stages;
         let bubble = waits.then(|| {
@@ -89,24 +112,7 @@ impl Config {
         let without = (pipelined && parallel.pp == 1).then(|| {
             "parallel.schedule, virtual_stages and stages are for a pipeline, and parallel.pp is 1: they have no effect".into()
         });
-        let param = parallel.precision.param();
-        let multiplied = param == FloatType::Fp32 || param == FloatType::Bf16 && simd::multiplies_bf16();
-        let widened = (device::meant(&self.train.device) == "cpu" && !multiplied).then(|| {
-            format!(
-                "this CPU multiplies {} in fp32, so a step takes no less time than with parallel.precision.param=fp32, the default: \
-                 fp32 is more accurate",
-                format!("{param:?}").to_lowercase()
-            )
-        });
-        let ResilienceConfig { restarts, dynamic_batch, skip_non_finite, memory_every, .. } = self.resilience;
-        let keys = [
-            ("memory_every", memory_every > 0),
-            ("dynamic_batch", dynamic_batch),
-            ("skip_non_finite", skip_non_finite),
-        ];
-        let idle = keys.into_iter().filter(|(_, given)| *given && restarts == 0);
-        let idle = idle.map(|(key, _)| format!("resilience.{key} is without effect: give resilience.restarts too"));
-        warmup.into_iter().chain(bubble).chain(without).chain(widened).chain(idle).collect()
+        bubble.into_iter().chain(without).collect()
     }
 
     fn validate_comm(&self) -> Result<(), TrainError> {

@@ -53,7 +53,15 @@ impl MicroBatch {
             let (_, group) = groups.iter().find(|(known, _)| known == axis).expect("calls exchange over these axes");
             if *bytes == 0 { 0.0 } else { cluster.communicate(collective_of(name), *bytes as f64, group) }
         };
-        let exchanged = |of: fn(&CallTraffic) -> &Received| calls.iter().flat_map(of).map(exchange).sum::<f64>();
+        // As in a simulation, a ring's messages count as far as they take longer than the attention beside them.
+        let exchanged = |of: fn(&CallTraffic) -> &Received, pass| {
+            let of_call = |(call, work): (&CallTraffic, &Work)| {
+                let all = of(call).iter().map(exchange).sum::<f64>();
+                let ring = of(call).get_key_value(&(Axis::Cp, "recv")).map_or(0.0, exchange);
+                all - ring.min(work.attention_seconds(pass, &cluster.device))
+            };
+            calls.iter().zip(&work).map(of_call).sum::<f64>()
+        };
         let parts = |parameter: &ParameterSpec| match parameter.sharding {
             Sharding::Replicated => 1.0,
             Sharding::Tensor(_) => config.parallel.tp as f64,
@@ -64,7 +72,7 @@ impl MicroBatch {
             recompute: seconds(Pass::Recompute),
             input: seconds(Pass::Input),
             weights: seconds(Pass::Weights),
-            exchanged: [exchanged(|call| &call.forward), exchanged(|call| &call.backward)],
+            exchanged: [exchanged(|call| &call.forward, Pass::Forward), exchanged(|call| &call.backward, Pass::Input)],
             graphs: bytes.iter().map(|call| call.graph as f64).sum(),
             inputs: bytes.iter().map(|call| call.input as f64).sum(),
             largest: bytes.iter().map(|call| call.graph as f64).fold(0.0, f64::max),
@@ -144,7 +152,7 @@ impl Estimate {
             weights: ticks(of.weights),
         };
         let computed = m * micro_batch * of.fullest(pipeline.chunks())
-            + pipeline.bubble(ticks).map_or(0.0, |bubble| 1e-9 * bubble as f64);
+            + 1e-9 * pipeline.bubble(ticks).unwrap_or_else(|| least_bubble(&pipeline, ticks)) as f64;
         // In a pipeline, and under zero1, parameters are gathered once and gradients reduced once.
         let element = config.parallel.precision.param().dtype().size() as f64;
         let again_and_again = parallel.strategy == Strategy::FullShard && parallel.pp == 1;
@@ -162,14 +170,20 @@ impl Estimate {
         let shard = of.model / parallel.gpus as f64;
         let reduces_once = config.fsdp_without_chunks().reduces_once();
         let added = if reduces_once { (m - 1.0) * of_stage } else { 0.0 };
-        let element_bytes = OPTIMIZER_BYTES * shard + added_bytes(element as usize) * added;
-        let stepped = element_bytes / (device.memory_bandwidth * device.efficiency.memory);
-        // Each micro-batch's parameters come from the CPU twice, and its gradients go back.
-        let moved = |rates: Offload| {
-            let (sent, touched) = ((3.0 * m) * element * shard, (3.0 * m * (FP32 + element) + OPTIMIZER_BYTES) * shard);
-            rates.seconds(sent, touched, parallel.gpus, cluster)
+        let optimizer = OPTIMIZER_BYTES * shard;
+        let offload = cluster.offload.filter(|_| parallel.cpu_offload && !cluster.is_cpu());
+        let stepped = if offload.is_some() { 0.0 } else { optimizer } + added_bytes(element as usize) * added;
+        let stepped = stepped / (device.memory_bandwidth * device.efficiency.memory);
+        // How often the shard comes from the CPU, and its gradients go back.
+        let over_bus = |rates: Offload| {
+            let alone = parallel.gpus == parallel.pp;
+            let gathers = if again_and_again || alone && parallel.pp == 1 { 2.0 * m } else { 1.0 };
+            let reductions = if reduces_once && !alone { 1.0 } else { m };
+            let times = gathers + reductions;
+            let touched = times * (element + FP32) + (reductions - 1.0) * 3.0 * FP32;
+            rates.seconds(times * element * shard, touched * shard + optimizer, parallel.gpus, cluster)
         };
-        let offload = cluster.offload.filter(|_| parallel.cpu_offload).map_or(0.0, moved);
+        let offloaded = offload.map_or(0.0, over_bus);
         // Parameters, gradient and moments in fp32; what is gathered; the micro-batches in flight.
         let in_flight = pipeline.live(0) as f64 / virtual_stages as f64;
         // A backward in two parts keeps the graph, recomputed or not, until the second one.
@@ -181,11 +195,19 @@ impl Estimate {
         let rests = if parallel.cpu_offload { 0.0 } else { 4.0 * FP32 * shard };
         let bytes = rests + two_units * of_stage * (element + FP32) + activations;
         Self {
-            seconds: computed + shown.max(0.0) + stepped + offload,
+            seconds: computed + shown.max(0.0) + stepped + offloaded,
             bytes,
             at_least: at_least(config, cluster, &of, reduces_once),
         }
     }
+}
+
+/// A bubble from below, where there is no closed form: the first micro-batch passes through all chunks and back.
+fn least_bubble(pipeline: &Pipeline, ticks: Ticks) -> u64 {
+    let Ticks { forward, input, weights } = ticks;
+    let passes = pipeline.chunks() as u64 * (forward + input) + weights;
+    let computes = (pipeline.micro_batches() * pipeline.virtual_stages()) as u64 * (forward + input + weights);
+    passes.saturating_sub(computes)
 }
 
 /// Returns a bound from below of the memory that is forecast for a layout. Ranks of one stage need the same, and the

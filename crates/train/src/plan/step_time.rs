@@ -11,7 +11,7 @@ use crate::plan::layout::different_ranks;
 use crate::plan::units::units;
 use crate::plan::workload::workload;
 use comm::{Axis, MeshShape};
-use fsdp::{Operation, SharesRun, Strategy, Transfer};
+use fsdp::{Offloaded, Operation, SharesRun, Strategy, Transfer};
 use model::{ExpertLoads, Parallel};
 use plan::{
     Cluster, Collective, Device, Exchange, Group, Offload, Pass, PlanError, RankProgram, Task, Timeline, Work, simulate,
@@ -74,7 +74,6 @@ pub(crate) fn step_time(config: &Config, cluster: &Cluster, assumptions: Assumpt
         rank: 0,
         work: family.work(&workload),
         element: workload.element,
-        reduced: if world_size > 1 { config.parallel.precision.reduce.dtype().size() } else { workload.element },
         offload: cluster.offload.filter(|_| config.parallel.cpu_offload && !cluster.is_cpu()),
         sent,
         groups: HashMap::new(),
@@ -131,7 +130,13 @@ fn reduced_before_sending(operations: Vec<Operation>) -> Vec<Operation> {
 fn with_waits(reductions: &mut Vec<Operation>) -> Vec<Operation> {
     let wait = |reduction: &Operation| {
         let Op::Reduce { unit, .. } = reduction.op else { return None };
-        Some(Operation { op: Op::Wait { unit }, transfers: vec![], functions: 0..0, elements: 0, offloaded: 0 })
+        Some(Operation {
+            op: Op::Wait { unit },
+            transfers: vec![],
+            functions: 0..0,
+            elements: 0,
+            offloaded: Offloaded::default(),
+        })
     };
     let waits: Vec<Operation> = reductions.iter().filter_map(wait).collect();
     reductions.drain(..).chain(waits).collect()
@@ -154,9 +159,8 @@ struct RankTime<'a> {
     mesh: MeshShape,
     rank: usize,
     work: Vec<Work>,
-    /// Bytes of an element of a parameter and a gradient, and of a gradient in a reduction.
+    /// Bytes of a gradient's element.
     element: usize,
-    reduced: usize,
     /// Rates of what the run offloads, if it does and they are known.
     offload: Option<Offload>,
     /// The part of the rows for experts that is sent.
@@ -178,25 +182,17 @@ impl RankTime<'_> {
             }
         }
         let slowest = if self.mesh.world_size() > 1 { self.cluster.device.efficiency.slowest_device } else { 1.0 };
-        exchanges.extend(self.offload(operation));
-        Task { op: operation.op, compute: self.compute(operation) / slowest, exchanges }
+        let compute = self.compute(operation) / slowest;
+        Task { op: operation.op, compute, copies: self.offload(operation), exchanges }
     }
 
-    /// Returns what an operation exchanges with the CPU's memory, where the cluster says how fast that is. The CPU casts
-    /// parameters from fp32 before they are sent, and adds gradients to those before.
+    /// Returns what an operation exchanges with the CPU's memory, where the cluster says how fast that is.
     fn offload(&self, operation: &Operation) -> Option<Exchange> {
-        let (rates, fp32) = (self.offload?, size_of::<f32>() as f64);
-        let [elements, param, reduced] = [operation.offloaded, self.element, self.reduced].map(|count| count as f64);
-        let (sent, touched) = match operation.op {
-            Op::Gather { .. } => (elements * param, elements * (fp32 + param)),
-            Op::Reduce { .. } => (elements * reduced, elements * (reduced + 2.0 * fp32)),
-            Op::Step { .. } => {
-                let stepped = operation.elements as f64 * OPTIMIZER_BYTES;
-                (elements * param, elements * (fp32 + param) + stepped)
-            }
-            _ => return None,
-        };
-        let seconds = rates.seconds(sent, touched, self.mesh.world_size(), self.cluster);
+        let Offloaded { sent, touched } = operation.offloaded;
+        let stepped =
+            if let Op::Step { .. } = operation.op { operation.elements as f64 * OPTIMIZER_BYTES } else { 0.0 };
+        let (sent, touched) = (sent as f64, touched as f64 + stepped);
+        let seconds = self.offload?.seconds(sent, touched, self.mesh.world_size(), self.cluster);
         (seconds > 0.0).then(|| Exchange { axes: CPU.into(), seconds })
     }
 
@@ -272,29 +268,45 @@ mod tests {
     use plan::{Activity, Link};
     use schedule::{Direction, Value};
 
-    /// docs/memory.md: in bf16 on one rank, parameters come twice and gradients go once for each micro-batch, but the
-    /// head's come once. The CPU reads what it casts in fp32, reads and writes the sum of gradients, and moves the
-    /// optimizer's 28 bytes once.
-    #[test]
-    fn offloaded_states_take_as_long_as_their_bytes() {
-        let settings = ["parallel.cpu_offload=true", "train.micro_batch_size=1", "train.global_batch_size=3"];
-        let settings = settings.map(String::from);
+    /// The seconds that the CPU's memory takes of a step of llama3-8b in bf16, at these rates, on all stages together.
+    fn offload_seconds(settings: &[&str], bandwidth: f64, memory_bandwidth: f64) -> f64 {
+        let always = ["parallel.cpu_offload=true", "train.micro_batch_size=1"];
+        let settings: Vec<String> = always.iter().chain(settings).map(ToString::to_string).collect();
         let mut config = Config::load(Source::Preset("llama3-8b"), &settings).unwrap();
         let mut cluster = Cluster::named("h100-sxm").unwrap();
         config.train.device = cluster.kind().into();
         config.parallel.precision.choose(cluster.kind());
-        let all = config.parameter_count() as f64;
-        let head = 4096.0 * (128_256.0 + 1.0); // with its norm
-        let (sent, touched) = (3.0 * (6.0 * all - 2.0 * head), 3.0 * (22.0 * all - 6.0 * head) + 28.0 * all);
-        for (bandwidth, memory_bandwidth, bytes) in [(1e6, 1e14, sent), (1e14, 1e6, touched)] {
-            cluster.offload = Some(Offload { link: Link { bandwidth, latency: 0.0 }, memory_bandwidth });
-            let timeline = step_time(&config, &cluster, Assumptions::default()).unwrap();
-            let is_cpu = |activity| matches!(activity, Activity::Transfer(_) | Activity::Exposed(_));
-            let counted = |op: &Op| matches!(op, Op::Gather { .. } | Op::Reduce { .. } | Op::Step { .. });
-            let spans = timeline.spans().iter().filter(|span| is_cpu(span.activity) && counted(&span.op));
-            let seconds = spans.map(|span| span.end - span.start).sum::<f64>();
-            assert!((seconds * 1e6 / bytes - 1.0).abs() < 1e-6, "{:e} bytes, not {bytes:e}", seconds * 1e6);
+        cluster.offload = Some(Offload { link: Link { bandwidth, latency: 0.0 }, memory_bandwidth });
+        let timeline = step_time(&config, &cluster, Assumptions::default()).unwrap();
+        let copies = |op: &Op| matches!(op, Op::Gather { .. } | Op::Reduce { .. } | Op::Step { .. });
+        let waits = timeline.spans().iter().filter(|span| matches!(span.activity, Activity::Exposed(_)));
+        waits.filter(|span| copies(&span.op)).map(|span| span.end - span.start).sum()
+    }
+
+    /// docs/memory.md, with S parameters and H of the head, which is gathered once for both of its passes. Three
+    /// micro-batches of each rank.
+    #[test]
+    fn offloaded_states_take_as_long_as_their_bytes() {
+        let (s, h) = (8_030_261_248.0, 4096.0 * (128_256.0 + 1.0)); // with the head's norm
+        let full = ["parallel.strategy=full_shard", "parallel.gpus=4", "train.global_batch_size=12"];
+        let zero1 = ["parallel.strategy=zero1", "parallel.gpus=4", "train.global_batch_size=12"];
+        let stages = ["parallel.gpus=4", "parallel.pp=4", "train.global_batch_size=3"];
+        // Sent: parameters of 2 bytes, gradients of 2 on a single rank of a stage, and else of 4.
+        let sent: [(&[&str], f64); 5] = [
+            (&["train.global_batch_size=3"], 3.0 * (4.0 * s - 2.0 * h) + 3.0 * 2.0 * s),
+            (&["train.global_batch_size=3", "parallel.strategy=zero1"], 3.0 * (4.0 * s - 2.0 * h) + 3.0 * 2.0 * s),
+            (&full, (3.0 * (4.0 * s - 2.0 * h) + 3.0 * 4.0 * s) / 4.0),
+            (&zero1, (2.0 * s + 4.0 * s) / 4.0),
+            (&stages, 2.0 * s + 3.0 * 2.0 * s),
+        ];
+        for (settings, bytes) in sent {
+            let found = offload_seconds(settings, 1e6, 1e14) * 1e6;
+            assert!((found / bytes - 1.0).abs() < 1e-4, "{settings:?}: {found:e} bytes are sent, not {bytes:e}");
         }
+        // Read and written: 6 bytes to cast, 12 to add, and 28 in the optimizer.
+        let touched = 3.0 * (12.0 * s - 6.0 * h) + 3.0 * 6.0 * s + 2.0 * 12.0 * s + 28.0 * s;
+        let found = offload_seconds(&["train.global_batch_size=3"], 1e14, 1e6) * 1e6;
+        assert!((found / touched - 1.0).abs() < 1e-4, "{found:e} bytes are touched, not {touched:e}");
     }
 
     #[test]
@@ -305,7 +317,8 @@ mod tests {
         let send = Op::Send { value, to: Peer::Stage(0) };
         let (flatten, wait) = (|unit| Op::Flatten { unit }, |unit| Op::Wait { unit });
         let before = [run(3), flatten(3), reduce(3), run(2), flatten(2), wait(3), reduce(2), send, wait(2)];
-        let operation = |op| Operation { op, transfers: vec![], functions: 0..0, elements: 0, offloaded: 0 };
+        let operation =
+            |op| Operation { op, transfers: vec![], functions: 0..0, elements: 0, offloaded: Offloaded::default() };
         let after = reduced_before_sending(before.into_iter().map(operation).collect());
         let after: Vec<String> = after.iter().map(|operation| operation.op.to_string()).collect();
         assert_eq!(after.join(" "), "B3.0 flatten3 B2.0 flatten2 reduce3 reduce2 wait3 wait2 s<1.0");

@@ -39,9 +39,6 @@ pub fn text(config: &Config, cluster: &Cluster, figures: &Figures) -> String {
         text += &line(&format!("waiting for {axes}"), *seconds);
     }
     text += &line("waiting for stages", figures.time.bubble);
-    if config.parallel.cpu_offload && cluster.offload.is_none() && !cluster.is_cpu() {
-        text += "  parallel.cpu_offload: its transfers and the optimizer on the CPU are not included, because the cluster has no `offload`\n";
-    }
     if !cluster.is_cpu() {
         text += &format!("  {ACCURACY}\n");
     }
