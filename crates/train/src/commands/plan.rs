@@ -9,7 +9,7 @@ mod sweep;
 
 use super::train::TrainArgs;
 use crate::atomic_write::write_whole;
-use crate::config::Config;
+use crate::config::{Config, ParallelConfig};
 use crate::error::TrainError;
 use crate::format::bytes;
 use crate::output::{self, OutputError, check_different};
@@ -17,7 +17,6 @@ use crate::plan::search::{Found, Needs, search};
 use crate::plan::step_plan::{StepPlan, help};
 use crate::run::resume::run_named;
 use crate::terminal::{say, to_stderr};
-use crate::training::set_vocabulary;
 use ::report::PLANNED;
 use clap::{Args, Command};
 use data::{Tokenizer, TokenizerSpec};
@@ -37,8 +36,8 @@ pub struct PlanArgs {
     /// Print the cluster as a YAML file
     #[arg(long, conflicts_with_all = ["find", "trace", "svg", "json", "sweep", "measure", "run", "html"])]
     print_cluster: bool,
-    /// Search for the fastest layouts of --gpus ranks: stages, schedule, tensor and expert parallelism, strategy,
-    /// micro-batch, recomputation
+    /// Search for the fastest layouts of --gpus ranks: stages, schedule, tensor, context and expert parallelism, strategy,
+    /// micro-batch, recomputation, offload
     #[arg(long, conflicts_with_all = ["trace", "svg"])]
     find: bool,
     /// Plan several values of a key, as in --sweep parallel.gpus=8,16,32 or --sweep train.seq_len=1024,4096
@@ -165,10 +164,12 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
     }
     let files = [("--trace", args.trace.as_deref()), ("--svg", args.svg.as_deref()), ("--html", args.html.as_deref())];
     check_different(&files)?;
-    let config = configured(&args.train, &cluster)?;
     if args.find {
+        let config = resolved(&args.train, &cluster)?;
+        on_one_rank(&config).validate()?;
         let found = search(&config, &cluster, &|key| args.train.fixes(key))?;
         if found.valid == 0 {
+            config.validate()?;
             return Err(PlanCommandError::NoLayout(config.parallel.gpus));
         }
         if found.best.is_empty() {
@@ -183,6 +184,7 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         });
         return Ok(());
     }
+    let config = configured(&args.train, &cluster)?;
     config.layout_warnings().iter().for_each(|warning| to_stderr(&format!("warning: {warning}")));
     let plan = StepPlan::new(&config, &cluster)?;
     if [&args.trace, &args.svg, &args.html].iter().any(|path| path.is_some()) {
@@ -211,16 +213,31 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
 
 /// Returns the configuration that arguments of training give, on a cluster.
 fn configured(train: &TrainArgs, cluster: &Cluster) -> Result<Config, PlanCommandError> {
+    let config = resolved(train, cluster)?;
+    config.validate()?;
+    Ok(config)
+}
+
+/// The configuration without its layout, which a search replaces.
+fn on_one_rank(config: &Config) -> Config {
+    let mut config = config.clone();
+    let plain = config.parallel.without_pipeline();
+    config.parallel = ParallelConfig { gpus: 1, tp: 1, cp: 1, ep: 1, dp_shard: None, dp_replicate: None, ..plain };
+    config.train.micro_batch_size = None;
+    config
+}
+
+/// The configuration without the checks of its layout.
+fn resolved(train: &TrainArgs, cluster: &Cluster) -> Result<Config, PlanCommandError> {
     // The cluster decides which layouts are valid, not this machine.
-    let mut config = train.with("train.device", cluster.kind()).config()?;
+    let mut config = train.with("train.device", cluster.kind()).unchecked()?;
     if config.model.vocab_size() == 0 {
         // Without a corpus, this is all that is known of its tokens.
         let named = config.data.tokenizer.as_ref().map(TokenizerSpec::open).transpose().map_err(TrainError::from)?;
         let tokenizer = named.flatten().unwrap_or_else(Tokenizer::byte);
-        set_vocabulary(&mut config, Some(tokenizer.vocab_size()))?;
+        config.model.set_vocab_size(tokenizer.vocab_size());
     }
     on_cluster(&mut config, cluster)?;
-    config.validate()?;
     if config.parallel.cpu_offload && cluster.offload.is_none() {
         static WARNED: Once = Once::new();
         let warning = "warning: the time of parallel.cpu_offload is not included, because the cluster has no `offload`";

@@ -205,11 +205,7 @@ impl TrainArgs {
                 (Source::File(file), stem(run.unwrap_or(Path::new("resumed"))))
             }
             (None, None, Some(name)) => (Source::Preset(name), name.clone()),
-            (None, None, None) => {
-                let names: Vec<_> = presets().into_iter().map(|preset| preset.name).collect();
-                let message = format!("give --model NAME or --config FILE; models: {}", names.join(", "));
-                return Err(TrainError::Config(message));
-            }
+            (None, None, None) => return Err(no_model()),
         };
         let mut config = Config::load(source, &self.overrides(processes)).or_else(|error| {
             if let (Some(checkpoint), None) = (&resume, &self.config) {
@@ -225,11 +221,7 @@ impl TrainArgs {
                  number of ranks out, or give `mpirun -n {gpus}`"
             )));
         }
-        self.set_lr(&mut config);
-        config.train.seed = self.seed.map_or(config.train.seed, |seed| seed as u64);
-        self.data.iter().for_each(|data| config.data.source.clone_from(data));
-        self.val_data.iter().for_each(|data| config.data.validation = Some(Validation::One(data.clone())));
-        self.device.iter().for_each(|device| config.train.device.clone_from(device));
+        self.apply(&mut config);
         config.validate()?;
         // A file's tokenizer takes effect if it differs from the one in the checkpoint's configuration.
         let before = || resumed.as_ref().and_then(|file| Config::load(Source::File(file), &[]).ok()?.data.tokenizer);
@@ -287,6 +279,15 @@ impl TrainArgs {
     /// Whether `--set` sets this key.
     fn sets(&self, key: &str) -> bool {
         is_overridden(&self.set, key)
+    }
+
+    /// Applies the flags that are no overrides.
+    fn apply(&self, config: &mut Config) {
+        self.set_lr(config);
+        config.train.seed = self.seed.map_or(config.train.seed, |seed| seed as u64);
+        self.data.iter().for_each(|data| config.data.source.clone_from(data));
+        self.val_data.iter().for_each(|data| config.data.validation = Some(Validation::One(data.clone())));
+        self.device.iter().for_each(|device| config.train.device.clone_from(device));
     }
 
     /// If only the peak learning rate is given, the minimum keeps its ratio to it.
@@ -380,10 +381,27 @@ impl TrainArgs {
         Ok(self.resolve(None)?.0)
     }
 
+    /// The configuration of a run that resumes nothing, without its checks.
+    pub fn unchecked(&self) -> Result<Config, TrainError> {
+        let source = match (&self.config, &self.model) {
+            (Some(file), _) => Source::File(file),
+            (None, Some(name)) => Source::Preset(name),
+            (None, None) => return Err(no_model()),
+        };
+        let mut config = Config::load(source, &self.overrides(None))?;
+        self.apply(&mut config);
+        Ok(config)
+    }
+
     /// The configuration to show; the defaults if there are no arguments.
     pub fn shown(&self) -> Result<Config, TrainError> {
         if *self == Self::default() { Ok(Config::default()) } else { self.config() }
     }
+}
+
+fn no_model() -> TrainError {
+    let names: Vec<_> = presets().into_iter().map(|preset| preset.name).collect();
+    TrainError::Config(format!("give --model NAME or --config FILE; models: {}", names.join(", ")))
 }
 
 /// The strategies with all their names.

@@ -103,8 +103,8 @@ impl MicroBatch {
 pub(crate) struct Estimate {
     pub seconds: f64,
     pub bytes: f64,
-    /// Bytes that the fullest device needs for certain.
-    pub at_least: f64,
+    /// Bytes that the fullest device needs for certain, and without checkpoints on the way.
+    pub at_least: [f64; 2],
 }
 
 /// The ranks that share parameters in a stage of this many ranks, if they are so far apart. Layouts have few different ones.
@@ -214,7 +214,7 @@ fn least_bubble(pipeline: &Pipeline, ticks: Ticks) -> u64 {
 /// fullest stage at least the mean of all. Before a rank's first backward, it has forwarded a micro-batch through all its
 /// chunks, and in a pipeline or under `zero1` it has all their parameters. Before its last one, it has all gradients in
 /// fp32 if they are reduced once.
-fn at_least(config: &Config, cluster: &Cluster, of: &MicroBatch, reduces_once: bool) -> f64 {
+fn at_least(config: &Config, cluster: &Cluster, of: &MicroBatch, reduces_once: bool) -> [f64; 2] {
     let parallel = &config.parallel;
     let element = parallel.precision.param().dtype().size() as f64;
     // Ranks on a CPU share what they gather; a copy in fp32 may have the shard in it.
@@ -232,5 +232,6 @@ fn at_least(config: &Config, cluster: &Cluster, of: &MicroBatch, reduces_once: b
     // The states of offloaded parameters are elsewhere.
     let shard = if parallel.cpu_offload { 0.0 } else { FP32 * of.model / parallel.gpus as f64 };
     let of_rank = memory_check::at_least(config, shard, (gathered + gradients + activations) / parallel.pp as f64);
-    if cluster.is_cpu() { parallel.gpus.min(cluster.devices_per_node) as f64 * of_rank } else { of_rank }
+    let ranks = if cluster.is_cpu() { parallel.gpus.min(cluster.devices_per_node) as f64 } else { 1.0 };
+    of_rank.map(|bytes| ranks * bytes)
 }

@@ -57,14 +57,6 @@ pub(crate) struct Found {
     pub smallest: Option<(Needs, Config)>,
 }
 
-impl Found {
-    /// Whether its smallest layout lacks less than another search's.
-    fn is_smaller(&self, other: &Self) -> bool {
-        let needs = |of: &Self| of.smallest.as_ref().map(|(needs, _)| *needs);
-        needs(self).is_some_and(|mine| needs(other).is_none_or(|others| mine < others))
-    }
-}
-
 /// Bytes of the memory that is too small for a layout. What fits into the devices is smaller than what does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Needs {
@@ -83,26 +75,22 @@ struct TooLarge {
 }
 
 /// Finds the fastest layouts of a run with its number of ranks and sequences per step. Keys that are `fixed` keep their
-/// values. If none fits, and the cluster has `offload` and `host_memory`, it searches again with `cpu_offload`.
+/// values. Layouts with `cpu_offload` count if the cluster has `offload`, and `host_memory` for the states.
 ///
 /// # Errors
 /// If a simulation fails.
 pub(crate) fn search(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) -> Result<Found, PlanError> {
-    let found = fastest(config, cluster, fixed)?;
-    let is_known = cluster.offload.is_some() && cluster.host_memory.is_some() && !cluster.is_cpu();
-    if !found.best.is_empty() || !is_known || config.parallel.cpu_offload || fixed("parallel.cpu_offload") {
-        return Ok(found);
+    let mut candidates = candidates(config, cluster, fixed);
+    // What rests on a node's CPUs, at least.
+    let ranks = config.parallel.gpus.min(cluster.devices_per_node) as f64;
+    let shard = 4.0 * config.parameter_count() as f64 / config.parallel.gpus as f64;
+    let states = ranks * memory_check::at_least(config, shard, 0.0)[0];
+    let has_room = cluster.offload.is_some() && cluster.host_memory.is_some_and(|has| states <= has);
+    if has_room && !cluster.is_cpu() && !config.parallel.cpu_offload && !fixed("parallel.cpu_offload") {
+        let mut offloading = candidates.clone();
+        offloading.iter_mut().for_each(|config| config.parallel.cpu_offload = true);
+        candidates.append(&mut offloading);
     }
-    let mut offloading = config.clone();
-    offloading.parallel.cpu_offload = true;
-    let offloaded = fastest(&offloading, cluster, fixed)?;
-    // Where neither fits, what is smaller says what is missing.
-    Ok(if offloaded.best.is_empty() && !offloaded.is_smaller(&found) { found } else { offloaded })
-}
-
-/// The fastest layouts that fit.
-fn fastest(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) -> Result<Found, PlanError> {
-    let candidates = candidates(config, cluster, fixed);
     let valid = candidates.len();
     // The costs of a micro-batch are the same for all stages, schedules and strategies.
     let key = |config: &Config| {
@@ -116,12 +104,15 @@ fn fastest(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) -> 
     let estimate = |config: Config| (Estimate::new(&config, cluster, micro_batches[&key(&config)], &groups), config);
     let mut estimates: Vec<(Estimate, Config)> = candidates.into_par_iter().map(estimate).collect();
     // Forecasts take much longer than estimates.
-    let least = estimates.iter().min_by(|(a, _), (b, _)| a.at_least.total_cmp(&b.at_least));
-    let least = least.map(|(of, config)| (Needs::OfDevice(of.at_least as usize), config.clone()));
-    estimates.retain(|(of, _)| of.at_least <= cluster.device.memory);
+    let least = estimates.iter().min_by(|(a, _), (b, _)| a.at_least[0].total_cmp(&b.at_least[0]));
+    let least = least.map(|(of, config)| (Needs::OfDevice(of.at_least[0] as usize), config.clone()));
+    let has = cluster.device.memory;
+    let unsaved = estimates.iter().filter(|(of, _)| of.at_least[0] > has && of.at_least[1] <= has);
+    let unsaved: Vec<f64> = unsaved.map(|(of, _)| of.seconds).collect();
+    estimates.retain(|(of, _)| of.at_least[0] <= has);
     // What is far from fitting comes last.
     let ranks = if cluster.is_cpu() { config.parallel.gpus.min(cluster.devices_per_node) } else { 1 };
-    let is_large = |of: &Estimate| ranks as f64 * of.bytes > LARGE * cluster.device.memory;
+    let is_large = |of: &Estimate| ranks as f64 * of.bytes > LARGE * has;
     let mut order: Vec<&(Estimate, Config)> = estimates.iter().collect();
     order.sort_by(|(a, _), (b, _)| is_large(a).cmp(&is_large(b)).then(a.seconds.total_cmp(&b.seconds)));
     let mut all = first_fitting(&order, cluster);
@@ -130,7 +121,10 @@ fn fastest(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) -> 
         true => 0,
         false => {
             let faster = all.iter().map_while(|(_, memory)| memory.as_ref().err());
+            let of_fitting = order.get(all.iter().take_while(|(_, memory)| memory.is_err()).count());
+            let seconds = of_fitting.map_or(0.0, |(of, _)| of.seconds);
             faster.filter(|of| of.fits_without_checkpoints).count()
+                + unsaved.iter().filter(|unsaved| **unsaved < seconds).count()
         }
     };
     if smallest_too {

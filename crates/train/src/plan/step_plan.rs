@@ -111,7 +111,13 @@ pub(crate) fn help(config: &Config, cluster: &Cluster) -> String {
     let machine = machine(config, cluster);
     let of_cluster = [cluster.device.memory];
     let sizes: &[f64] = if cluster.is_cpu() { &AVAILABLE_SIZES } else { &of_cluster };
-    what_helps(config, machine, machine.devices, sizes, &|need| share(need, cluster))
+    // To offload is no advice where nobody knows whether there is room.
+    let is_unknown = !cluster.is_cpu() && cluster.host_memory.is_none() && !config.parallel.cpu_offload;
+    let share = |need: &Need| match need.pool {
+        Pool::Host if is_unknown => f64::INFINITY,
+        _ => share(need, cluster),
+    };
+    what_helps(config, machine, machine.devices, sizes, &share)
 }
 
 /// A node of a cluster.

@@ -66,7 +66,10 @@ fn memory(memory: &DeviceMemory, cluster: &Cluster) -> String {
     text += &match cluster.host_memory.map(|has| has as usize) {
         Some(has) => format!("memory of a node's CPUs: {} of {}\n{}", bytes(host), bytes(has), too_much(host, has)),
         None => {
-            format!("memory of a node's CPUs: {} (host_memory of the cluster says how much there is)\n", bytes(host))
+            format!(
+                "memory of a node's CPUs: {}; the cluster does not say how much there is (host_memory)\n",
+                bytes(host)
+            )
         }
     };
     text

@@ -66,7 +66,8 @@ pub fn json(found: &Found, config: &Config, cluster: &Cluster) -> String {
     let best: Vec<Value> = found.best.iter().map(layout).collect();
     let found = json!({
         "model": config.describe_model(), "cluster": cluster.name, "gpus": config.parallel.gpus,
-        "device_memory": cluster.device.memory, "valid": found.valid, "examined": found.examined, "best": best,
+        "device_memory": cluster.device.memory, "host_memory": cluster.host_memory, "valid": found.valid,
+        "examined": found.examined, "without_checkpoints": found.without_checkpoints, "best": best,
     });
     serde_json::to_string_pretty(&found).expect("figures are plain data")
 }
@@ -82,15 +83,11 @@ pub fn settings(layout: &Layout) -> BTreeMap<&'static str, Value> {
         ("parallel.pp", json!(parallel.pp)),
         ("parallel.tp", json!(parallel.tp)),
         ("parallel.cp", json!(parallel.cp)),
+        ("parallel.schedule", json!(parallel.schedule)),
+        ("parallel.virtual_stages", json!(parallel.virtual_stages)),
+        ("parallel.cpu_offload", json!(parallel.cpu_offload)),
         ("parallel.ep", json!(parallel.ep)),
     ]);
-    if parallel.pp > 1 {
-        settings.insert("parallel.schedule", json!(parallel.schedule));
-        settings.insert("parallel.virtual_stages", json!(parallel.virtual_stages));
-    }
-    if parallel.cpu_offload {
-        settings.insert("parallel.cpu_offload", json!(true));
-    }
     // The search clears these unless the command line has given them.
     settings.insert("parallel.dp_shard", json!(parallel.dp_shard));
     settings.insert("parallel.dp_replicate", json!(parallel.dp_replicate));

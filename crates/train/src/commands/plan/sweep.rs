@@ -81,10 +81,13 @@ pub fn sweep(of: &Sweep, train: &TrainArgs, cluster: &Cluster, as_json: bool) ->
     };
     let plans: Vec<(&String, Result<Figures, PlanCommandError>)> =
         of.values.iter().map(|value| (value, plan(value))).collect();
-    let reason = |(value, plan): &(&String, Result<_, PlanCommandError>)| {
-        plan.as_ref().err().map(|error| format!("{}={value}: {error}", of.key))
-    };
+    let reason = |(_, plan): &(&String, Result<_, PlanCommandError>)| plan.as_ref().err().map(ToString::to_string);
     if let Some(reasons) = plans.iter().map(reason).collect::<Option<Vec<_>>>() {
+        if reasons.iter().all(|reason| *reason == reasons[0]) {
+            return Err(PlanCommandError::NoneSwept(reasons[0].clone()));
+        }
+        let of_value = |(value, reason): (&String, String)| format!("{}={value}: {reason}", of.key);
+        let reasons: Vec<String> = of.values.iter().zip(reasons).map(of_value).collect();
         return Err(PlanCommandError::NoneSwept(reasons.join("\n")));
     }
     if as_json {

@@ -267,7 +267,7 @@ fn devices_that_do(config: &Config, sizes: &[f64]) -> String {
     }
     let largest = whole_gb(sizes.last().copied().unwrap_or_default());
     format!(
-        "  with full_shard alone no number of devices of {largest} does, up to the {most_devices} that share a step's sequences"
+        "  with full_shard alone no number of devices of {largest} is enough, up to the {most_devices} that share a step's sequences"
     )
 }
 

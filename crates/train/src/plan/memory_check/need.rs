@@ -100,10 +100,11 @@ fn reserve(config: &Config) -> f64 {
 
 /// What some rank needs at least, all told, if the shards of the ranks have a mean of `shard` bytes in fp32 and if at
 /// some moment of the step each rank holds at least `held` bytes besides its parameters and moments in fp32, again as a
-/// mean; the other moment is that of the optimizer's steps, when each rank has the gradients of its shard.
-pub fn at_least(config: &Config, shard: f64, held: f64) -> f64 {
+/// mean; the other moment is that of the optimizer's steps, when each rank has the gradients of its shard. Also without
+/// checkpoints on the way.
+pub fn at_least(config: &Config, shard: f64, held: f64) -> [f64; 2] {
     let saved = if config.saves_on_the_way() { CHECKPOINTED * shard } else { 0.0 };
-    (1.0 + reserve(config)) * (3.0 * shard + held.max(shard) + saved)
+    [saved, 0.0].map(|saved| (1.0 + reserve(config)) * (3.0 * shard + held.max(shard) + saved))
 }
 
 /// The micro-batch size of a rank, and its micro-batches per step.
