@@ -125,6 +125,7 @@ impl Chaos<'_> {
             let mut shell = Command::new("sh");
             shell.args(["-c", "ulimit -f 48; exec \"$0\" \"$@\""]).arg(command.get_program()).args(command.get_args());
             shell.envs(command.get_envs().filter_map(|(key, value)| Some((key, value?)))).current_dir(self.folder);
+            shell.env_remove("RUST_BACKTRACE"); // the limit holds for what is printed, too
             command = shell;
         }
         command.env("KILN_FAULTS", faults).envs(test_kit::OPEN_MPI);
