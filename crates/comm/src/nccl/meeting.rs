@@ -22,8 +22,8 @@ fn places<'a>(payloads: impl Iterator<Item = &'a Payload>) -> [i64; 2] {
     payloads.fold([0; 2], |[cpu, gpu], payload| if payload.is_on_cpu() { [1, gpu] } else { [cpu, 1] })
 }
 
-/// Returns whether a call goes by NCCL, from the [`places`] of all ranks together. The engine below must not move tensors between
-/// GPUs: its copies wait for all that a GPU has queued, and so for calls of NCCL that wait for other ranks.
+/// Returns whether a call goes by NCCL, from the [`places`] of all ranks together. The engine below must not move tensors
+/// between GPUs: its copies wait for all that a GPU has queued, and so for calls of NCCL that wait for other ranks.
 fn goes_by_nccl(said: &[i64], signature: &Signature) -> Result<bool, CommError> {
     let (cpu, gpu) = (said[0] > 0, said[1] > 0);
     if cpu && gpu {
