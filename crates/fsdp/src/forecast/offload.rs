@@ -65,8 +65,9 @@ pub(super) fn elements(class: &Class) -> usize {
     class.shard / FP32
 }
 
+/// Bytes of an element in computation; of a class without parameters, any.
 fn param_bytes(class: &Class) -> usize {
-    if class.whole_fp32 == 0 { FP32 } else { class.whole * FP32 / class.whole_fp32 }
+    (class.whole * FP32).checked_div(class.whole_fp32).unwrap_or(FP32)
 }
 
 impl Add for Offloaded {
