@@ -1,12 +1,12 @@
 //! The fastest layouts of a model on a cluster.
 //!
 //! ```text
-//! pp, schedule, tp, cp, ep, strategy, micro-batch, recomputation (see `candidates` for their values)
+//! pp, schedule, tp, cp, ep, strategy, micro-batch, recomputation (see `candidates`), offload
 //!   ── valid? ── may fit? ──> sorted by estimated time ──> the first whose forecast memory fits ──> simulated
 //! ```
 //!
-//! The estimate adds up the time of one micro-batch over all calls, the bubble in closed form, and what of the sharded
-//! parameters' communication is longer than the computation. Simulations have the last word.
+//! The estimate adds up the time of one micro-batch over all calls, the bubble in closed form or a bound of it, what of
+//! the sharded parameters' communication is longer than the computation, and offload. Simulations have the last word.
 
 #[cfg(test)]
 mod tests;
@@ -81,12 +81,7 @@ struct TooLarge {
 /// If a simulation fails.
 pub(crate) fn search(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) -> bool) -> Result<Found, PlanError> {
     let mut candidates = candidates(config, cluster, fixed);
-    // What rests on a node's CPUs, at least.
-    let ranks = config.parallel.gpus.min(cluster.devices_per_node) as f64;
-    let shard = 4.0 * config.parameter_count() as f64 / config.parallel.gpus as f64;
-    let states = ranks * memory_check::at_least(config, shard, 0.0)[0];
-    let has_room = cluster.offload.is_some() && cluster.host_memory.is_some_and(|has| states <= has);
-    if has_room && !cluster.is_cpu() && !config.parallel.cpu_offload && !fixed("parallel.cpu_offload") {
+    if !config.parallel.cpu_offload && !fixed("parallel.cpu_offload") && may_offload(config, cluster) {
         let mut offloading = candidates.clone();
         offloading.iter_mut().for_each(|config| config.parallel.cpu_offload = true);
         candidates.append(&mut offloading);
@@ -145,6 +140,14 @@ pub(crate) fn search(config: &Config, cluster: &Cluster, fixed: &dyn Fn(&str) ->
     best.dedup_by(|b, a| a.time == b.time && a.memory == b.memory && is_same(&a.config, &b.config));
     best.truncate(SHOWN);
     Ok(Found { best, valid, examined, smallest_too, without_checkpoints, smallest })
+}
+
+/// Whether a run's states may fit into the CPU memory of its nodes, at rates that are known.
+fn may_offload(config: &Config, cluster: &Cluster) -> bool {
+    let gpus = config.parallel.gpus;
+    let shard = 4.0 * config.parameter_count() as f64 / gpus as f64;
+    let of_node = gpus.min(cluster.devices_per_node) as f64 * memory_check::at_least(config, shard, 0.0)[0];
+    !cluster.is_cpu() && cluster.offload.is_some() && cluster.host_memory.is_some_and(|has| of_node <= has)
 }
 
 /// Whether layouts differ by their strategy only.

@@ -148,8 +148,8 @@ impl Chaos<'_> {
             self.undisturbed.insert(key.clone(), losses(&self.folder.join(out)));
         }
         let (expected, found) = (&self.undisturbed[&key], losses(run));
-        // A line that was damaged is gone, and so is the first one that a full disk has refused, if the process ends before the
-        // ranks agree to save nothing more in memory.
+        // A line that was damaged is gone, and so is the first one that a full disk has refused, if the process ends before
+        // the ranks agree to save nothing more in memory.
         let may_lose =
             |what| matches!(what, What::Metrics { .. }) || matches!(what, What::Fill) && told.contains("from memory");
         let may_miss = plan.outside.iter().filter(|(_, what)| may_lose(*what)).count();
