@@ -18,7 +18,7 @@ packages=scripts/kernel-tools.txt # with the digest of every archive
 source scripts/kernel-tests.sh
 readarray -t build < <(kernel_build llvm)
 
-say() { printf 'check-kernels: %s\n' "$*"; }
+say() { printf 'check-kernels, %d s: %s\n' "$SECONDS" "$*"; }
 
 fail() {
     say "$*" >&2

@@ -110,15 +110,6 @@ pub fn launched(launch: &Launch, counts: &Counts, host: Duration) {
     row.resident = crate::launches::blocks(&launch.function, &launch.module, threads as u32, shared, 0);
 }
 
-/// A number in few digits: `12.3 M`.
-fn short(number: f64) -> String {
-    let units = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
-    match units.iter().find(|unit| number >= unit.0) {
-        Some((unit, name)) => format!("{:.2}{name}", number / unit),
-        None => format!("{number:.0}"),
-    }
-}
-
 /// The table of all kernels, those that the model gives most time first.
 pub fn table() -> String {
     let rows = ROWS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -143,19 +134,19 @@ pub fn table() -> String {
             _ => format!("{:.1}", c.sectors as f64 / requests as f64),
         };
         let registers = row.registers.map_or("-".to_owned(), |registers| registers.to_string());
-        let by_class: Vec<_> = c.instructions.iter().map(|&count| short(count as f64)).collect();
+        let by_class: Vec<_> = c.instructions.iter().map(u64::to_string).collect();
         let _ = writeln!(
             text,
             "{:.2}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{per_request}\t{}\t{:.2}\t{}\t{}\t{registers}\t{}\t{}\t{:.1}\t{}\t{name}",
             row.model * 1e6,
             limits[most],
             row.launches,
-            short(c.total() as f64),
-            short(c.total_tensor_flops() as f64),
-            short(c.global_read as f64),
-            short(c.global_written as f64),
-            short(c.sectors as f64),
-            short(c.bank_conflicts as f64),
+            c.total(),
+            c.total_tensor_flops(),
+            c.global_read,
+            c.global_written,
+            c.sectors,
+            c.bank_conflicts,
             c.diverged as f64 / c.total().max(1) as f64,
             row.block,
             row.shared,

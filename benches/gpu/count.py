@@ -1,0 +1,133 @@
+"""Counts what the kernels of a training step of `gpt2-124m` do, on an emulated CUDA card, and prints a table by operation.
+
+    cargo build --release -p train --features cuda
+    KILN_EMULATED_ARCH=sm_90a bash scripts/emulated-cuda.sh python3 benches/gpu/count.py target/release/train --data FILE
+
+An emulated card would take days for such a step, so it makes smaller ones and this script extends their counts:
+
+* one and two blocks, one and two sequences of 256 tokens, vocabularies of 1,280 and 2,560. A count grows evenly with
+  each of them, so those of 12 blocks, 12 x 1,024 rows and 50,304 words follow;
+* attention of 256 and of 512 tokens. A count of a sequence and a block is a T^2 + b T.
+
+Bytes are those that warps ask for: a product reads most of them from caches. The counts of one step are those of a run of two steps less those of a run of one. CUBECL_AUTOTUNE_LEVEL=0 lets CubeCL
+choose matrix products without measuring them, by their small shapes. The head takes all rows at once; in a step of full
+size it takes 2,560 at a time. `--json FILE` keeps the counts.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+BLOCKS, SEQUENCES, TOKENS, WORDS = 12, 12, 1024, 50304
+T, V = 256, 1280  # of the small steps, and twice as many
+# What an operation's kernels are called, in this order.
+OPERATIONS = [
+    ("attention, forward", r"attention_forward"),
+    ("attention, backward", r"attention_"),
+    ("cross entropy", r"cross_entropy"),
+    ("layer norms, with bias and residual before them", r"linear_add_norm|layer_norm"),
+    ("GELU", r"gelu"),
+    ("embedding", r"embedding"),
+    ("norm of the gradient", r"sum_of_squares"),
+    ("AdamW", r"adamw"),
+    ("products of Kiln", r"grouped_gemm"),
+    ("products of cubek", r"matmul|gemm|gemv|tile"),
+    ("biases' gradients and other sums", r"reduce|sum"),
+    ("the rest", r""),
+]
+COUNTED = ["launches", "mma_flop", "read_bytes", "written_bytes", "sectors"]
+BANDWIDTH, PEAK = 3.352e12, 989.4e12  # of an H100 SXM, by its data sheet: bytes and FLOPs of bf16 a second
+
+
+def profile(path):
+    """The counts of the table's kernels, by operation."""
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    names = lines[0].split("\t")
+    found = defaultdict(lambda: [0.0] * len(COUNTED))
+    for line in lines[1:]:
+        row = dict(zip(names, line.split("\t")))
+        operation = next(name for name, pattern in OPERATIONS if re.search(pattern, row["kernel"]))
+        for i, column in enumerate(COUNTED):
+            found[operation][i] += float(row[column])
+    return found
+
+
+def step(given, blocks=1, sequences=1, tokens=T, words=V):
+    """The counts of one step, by operation."""
+    runs = []
+    for steps in (1, 2):
+        with tempfile.TemporaryDirectory() as folder:
+            table = Path(folder) / "profile"
+            values = {
+                "model.n_layer": blocks,
+                "model.vocab_size": words,
+                "train.seq_len": tokens,
+                "train.global_batch_size": sequences,
+                "train.micro_batch_size": sequences,
+                "train.val_every": 0,
+                "train.val_batches": 1,
+                "checkpoint.keep": 0,
+                "parallel.precision.param": "bf16",
+            }
+            settings = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+            command = [given.train.resolve(), "--model", "gpt2-124m", "--gpus", "1", "--device", "cuda", "--data", given.data.resolve()]
+            command += [*settings, "--steps", str(steps), "--out", Path(folder) / "run"]
+            environment = {**os.environ, "KILN_EMULATED_PROFILE": str(table)}
+            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            if done.returncode != 0:
+                sys.exit(done.stdout)
+            runs.append(profile(table))
+    few, many = runs
+    print(f"counted: {blocks} blocks, {sequences} x {tokens} tokens, {words} words", file=sys.stderr, flush=True)
+    return {name: [b - a for a, b in zip(few[name], many[name])] for name, _ in OPERATIONS}
+
+
+def full_size(f, column, is_attention):
+    """A count of the step of full size; `f` has those of the small ones by blocks, sequences, tokens and words."""
+    one = f[1, 1, T, V]
+    if is_attention:
+        if column == "launches":
+            return one * BLOCKS
+        square = (f[1, 1, 2 * T, V] - 2 * one) / (2 * T * T)
+        return BLOCKS * SEQUENCES * (square * TOKENS**2 + (one / T - square * T) * TOKENS)
+    block, row, word = f[2, 1, T, V] - one, f[1, 2, T, V] - one, f[1, 1, T, 2 * V] - one
+    blocks_rows = f[2, 2, T, V] - one - block - row
+    words_rows = f[1, 2, T, 2 * V] - one - row - word
+    blocks, rows, words = BLOCKS - 1, SEQUENCES * TOKENS / T - 1, WORDS / V - 1
+    return one + block * blocks + row * rows + word * words + blocks_rows * blocks * rows + words_rows * words * rows
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("train", type=Path, help="the program, built with `--features cuda`")
+    arguments.add_argument("--data", type=Path, required=True, help="a text to train on")
+    arguments.add_argument("--json", type=Path, help="a file for the counts of the small steps")
+    given = arguments.parse_args()
+    os.environ.setdefault("CUBECL_AUTOTUNE_LEVEL", "0")
+    shapes = [(1, 1, T, V), (1, 2, T, V), (2, 1, T, V), (2, 2, T, V), (1, 1, T, 2 * V), (1, 2, T, 2 * V), (1, 1, 2 * T, V)]
+    steps = {shape: step(given, *shape) for shape in shapes}
+    if given.json:
+        given.json.write_text(json.dumps([[shape, counts] for shape, counts in steps.items()]))
+    print("| operation | launches | GB read | GB written | TFLOP of tensor cores | ms of tensor cores | ms of memory without caches |\n|---|---:|---:|---:|---:|---:|---:|")
+    total = [0.0] * len(COUNTED)
+    for name, _ in OPERATIONS:
+        at = lambda i: {shape: counts[name][i] for shape, counts in steps.items()}
+        row = [full_size(at(i), column, name.startswith("attention")) for i, column in enumerate(COUNTED)]
+        total = [a + b for a, b in zip(total, row)]
+        show(name, row)
+    show("sum", total)
+
+
+def show(name, counts):
+    launches, flop, read, written, sectors = counts
+    times = f"{flop / PEAK * 1e3:.2f} | {sectors * 32 / BANDWIDTH * 1e3:.2f}"
+    print(f"| {name} | {launches:.0f} | {read / 1e9:.2f} | {written / 1e9:.2f} | {flop / 1e12:.3f} | {times} |")
+
+
+main()
