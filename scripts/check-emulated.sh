@@ -3,7 +3,7 @@
 # both of CubeCL's compilers, LLVM and NVRTC, and prints a table. `scripts/check-kernels.sh` runs less of it: sm_80 by
 # LLVM, and few layouts.
 #
-#   bash scripts/check-emulated.sh                   # everything, in about two hours
+#   bash scripts/check-emulated.sh                   # everything, which takes hours
 #   bash scripts/check-emulated.sh sm_90a            # one architecture
 #   COMPILERS=nvrtc bash scripts/check-emulated.sh   # one compiler: llvm or nvrtc
 #
