@@ -1,4 +1,4 @@
-"""Counts what the kernels of a training step of `gpt2-124m` do, on an emulated CUDA card, and prints a table by operation.
+"""Counts what the kernels of a training step of `gpt2-124m` do on an emulated CUDA card: a table by operation.
 
     cargo build --release -p train --features cuda
     KILN_EMULATED_ARCH=sm_90a bash scripts/emulated-cuda.sh python3 benches/gpu/count.py target/release/train --data FILE
@@ -6,10 +6,11 @@
 An emulated card would take days for such a step, so it makes smaller ones and this script extends their counts:
 
 * one and two blocks, one and two sequences of 256 tokens, vocabularies of 1,280 and 2,560. A count grows evenly with
-  each of them, so those of 12 blocks, 12 x 1,024 rows and 50,304 words follow;
+  each of them (the sort of the embedding's gradient only nearly), so those of 12 blocks, 12 x 1,024 rows and a vocabulary
+  of 50,304 follow;
 * attention of 256 and of 512 tokens. A count of a sequence and a block is a T^2 + b T.
 
-Bytes are those that warps ask for; a product reads most of them from caches. The counts of one step are those of a run of
+Bytes are those that threads ask for; a product reads most of them from caches. The counts of one step are those of a run of
 two steps less those of a run of one. CubeCL chooses matrix products by the small shapes. The head takes all rows at once;
 in a step of full size it takes 2,560 at a time. `--json FILE` keeps the counts of the small steps.
 """
@@ -39,7 +40,7 @@ OPERATIONS = [
     ("AdamW", r"adamw"),
     ("gradients into the flat buffer", r"flatten"),
     ("gradients of biases", r"reduce|shared_sum"),
-    ("Burn's loops over elements", r"elemwise|binop|unary|cast"),
+    ("Burn's loops over elements", r"elemwise|binop|unary|cast_"),
     ("the rest", r""),
 ]
 COUNTED = ["launches", "mma_flop", "read_bytes", "written_bytes", "sectors"]

@@ -7,7 +7,7 @@ from text import best, show, table
 PEAKS = {"H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H200": 989, "GH200": 989, "B200": 2250, "A100": 312, "L40S": 362, "RTX 4090": 165}
 # Most kernels in a table. The others share one line.
 MOST_KERNELS = 20
-# How often a step of GPT-2 runs each operation, in the rows of the estimate in docs/gpus.md.
+# How often a step of GPT-2 runs each operation.
 BOTH = "forward and backward"
 PARTS = {
     "linear layers, 48, with GELU, residuals, 12 norms": {
