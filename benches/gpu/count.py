@@ -3,7 +3,7 @@
     cargo build --release -p train --features cuda
     KILN_EMULATED_ARCH=sm_90a bash scripts/emulated-cuda.sh python3 benches/gpu/count.py target/release/train --data FILE
 
-An emulated card would take days for such a step, so it makes smaller ones and this script extends their counts:
+An emulated card would take many hours for such a step, so it makes smaller ones and this script extends their counts:
 
 * one and two blocks, one and two sequences of 256 tokens, vocabularies of 1,280 and 2,560. A count grows evenly with
   each of them (the sort of the embedding's gradient only nearly), so those of 12 blocks, 12 x 1,024 rows and a vocabulary
