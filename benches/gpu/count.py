@@ -5,25 +5,27 @@
 
 An emulated card would take many hours for such a step, so it makes smaller ones and this script extends their counts:
 
-* one and two blocks, one and two sequences of 256 tokens, vocabularies of 1,280 and 2,560. A count grows evenly with
-  each of them (the sort of the embedding's gradient only nearly), so those of 12 blocks, 12 x 1,024 rows and a vocabulary
-  of 50,304 follow;
+* one and two blocks, one and two sequences of 256 tokens, vocabularies of 1,280 and 2,560. A count grows linearly with
+  each of them (the sort of the embedding's gradient only nearly). So the four corners of blocks and rows, and of rows
+  and vocabulary, give 12 blocks, 12 x 1,024 rows and a vocabulary of 50,304;
 * attention of 256 and of 512 tokens. A count of a sequence and a block is a T^2 + b T.
 
-Bytes are those that threads ask for; a product reads most of them from caches. The counts of one step are those of a run of
-two steps less those of a run of one. CubeCL chooses matrix products by the small shapes. The head takes all rows at once;
-in a step of full size it takes 2,560 at a time. `--json FILE` keeps the counts of the small steps.
+Bytes are those that threads ask for; a product reads most of them from caches. The counts of one step are those of a
+run of two steps less those of a run of one. CubeCL chooses matrix products by the small shapes. The head takes all rows
+at once; in a step of full size it takes 2,560 at a time.
 """
 
 import argparse
-import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
+
+from steps import call
+from tables_of_steps import PEAKS
+from text import table
 
 BLOCKS, SEQUENCES, TOKENS, WORDS = 12, 12, 1024, 50304
 T, V = 256, 1280  # of the small steps, and twice as many
@@ -44,7 +46,8 @@ OPERATIONS = [
     ("the rest", r""),
 ]
 COUNTED = ["launches", "mma_flop", "read_bytes", "written_bytes", "sectors"]
-BANDWIDTH, PEAK = 3.352e12, 989.4e12  # of an H100 SXM, by its data sheet: bytes and FLOPs of bf16 a second
+BANDWIDTH = 3.352e12  # bytes a second of an H100 SXM, by its data sheet
+LIMIT = 3600  # seconds of a run
 
 
 def profile(path):
@@ -60,33 +63,33 @@ def profile(path):
     return found
 
 
-def step(given, blocks=1, sequences=1, tokens=T, words=V):
-    """The counts of one step, by operation."""
-    runs = []
-    for steps in (1, 1, 2):  # the first measures matrix products that CubeCL has not yet measured
-        with tempfile.TemporaryDirectory() as folder:
-            table = Path(folder) / "profile"
-            values = {
-                "model.n_layer": blocks,
-                "model.vocab_size": words,
-                "train.seq_len": tokens,
-                "train.global_batch_size": sequences,
-                "train.micro_batch_size": sequences,
-                "train.val_every": 0,
-                "train.val_batches": 1,
-                "checkpoint.keep": 0,
-                "parallel.precision.param": "bf16",
-            }
-            settings = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-            command = [given.train.resolve(), "--model", "gpt2-124m", "--gpus", "1", "--device", "cuda", "--data", given.data.resolve()]
-            command += [*settings, "--steps", str(steps), "--out", Path(folder) / "run"]
-            environment = {**os.environ, "KILN_EMULATED_PROFILE": str(table)}
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            if done.returncode != 0:
-                sys.exit(done.stdout)
-            runs.append(profile(table))
-    _, few, many = runs
-    print(f"counted: {blocks} blocks, {sequences} x {tokens} tokens, {words} words", file=sys.stderr, flush=True)
+def run(given, steps, blocks, sequences, tokens, words):
+    """The counts of a training run."""
+    settings = {
+        "model.n_layer": blocks,
+        "model.vocab_size": words,
+        "train.seq_len": tokens,
+        "train.global_batch_size": sequences,
+        "train.micro_batch_size": sequences,
+        "train.val_every": 0,
+        "train.val_batches": 1,
+        "checkpoint.keep": 0,
+        "parallel.precision.param": "bf16",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        counts = Path(folder) / "profile"
+        command = [given.train.resolve(), "--model", "gpt2-124m", "--gpus", 1, "--device", "cuda", "--data", given.data.resolve()]
+        command += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        command += ["--steps", steps, "--out", Path(folder) / "run"]
+        call(command, LIMIT, env={**os.environ, "KILN_EMULATED_PROFILE": str(counts)})
+        return profile(counts)
+
+
+def step(given, *shape):
+    """The counts of one step of these blocks, sequences, tokens and words, by operation."""
+    run(given, 1, *shape)  # measures the matrix products that CubeCL has not yet measured
+    few, many = run(given, 1, *shape), run(given, 2, *shape)
+    print("counted: {} blocks, {} x {} tokens, {} words".format(*shape), file=sys.stderr, flush=True)
     return {name: [b - a for a, b in zip(few[name], many[name])] for name, _ in OPERATIONS}
 
 
@@ -105,33 +108,34 @@ def full_size(f, column, is_attention):
     return one + block * blocks + row * rows + word * words + blocks_rows * blocks * rows + words_rows * words * rows
 
 
+def report(steps):
+    """The table of the step of full size, from the counts of the small ones."""
+    rows = []
+    for name, _ in OPERATIONS:
+        is_attention = name.startswith("attention")
+        small = [{shape: counts[name][i] for shape, counts in steps.items()} for i in range(len(COUNTED))]
+        rows.append((name, [full_size(f, column, is_attention) for f, column in zip(small, COUNTED)]))
+    rows.append(("sum", [sum(column) for column in zip(*(counts for _, counts in rows))]))
+    head = ["operation", "launches", "GB read", "GB written", "TFLOP of tensor cores", "ms of tensor cores", "ms of memory without caches"]
+    return table(head, [[name, *figures(*counts)] for name, counts in rows])
+
+
+def figures(launches, flop, read, written, sectors):
+    times = [flop / (PEAKS["H100"] * 1e12), sectors * 32 / BANDWIDTH]
+    return [f"{launches:.0f}", f"{read / 1e9:.2f}", f"{written / 1e9:.2f}", f"{flop / 1e12:.3f}", *(f"{time * 1e3:.2f}" for time in times)]
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("train", type=Path, help="the program, built with `--features cuda`")
     arguments.add_argument("--data", type=Path, required=True, help="a text to train on")
-    arguments.add_argument("--json", type=Path, help="a file for the counts of the small steps")
     given = arguments.parse_args()
     os.environ.setdefault("CUBECL_AUTOTUNE_LEVEL", "0")
     shapes = [(1, 1, T, V), (1, 2, T, V), (2, 1, T, V), (2, 2, T, V), (1, 1, T, 2 * V), (1, 2, T, 2 * V), (1, 1, 2 * T, V)]
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache  # a cache in use by another program would be replaced by an empty one
-        steps = {shape: step(given, *shape) for shape in shapes}
-    if given.json:
-        given.json.write_text(json.dumps([[shape, counts] for shape, counts in steps.items()]))
-    print("| operation | launches | GB read | GB written | TFLOP of tensor cores | ms of tensor cores | ms of memory without caches |\n|---|---:|---:|---:|---:|---:|---:|")
-    total = [0.0] * len(COUNTED)
-    for name, _ in OPERATIONS:
-        at = lambda i: {shape: counts[name][i] for shape, counts in steps.items()}
-        row = [full_size(at(i), column, name.startswith("attention")) for i, column in enumerate(COUNTED)]
-        total = [a + b for a, b in zip(total, row)]
-        show(name, row)
-    show("sum", total)
+        print(report({shape: step(given, *shape) for shape in shapes}))
 
 
-def show(name, counts):
-    launches, flop, read, written, sectors = counts
-    times = f"{flop / PEAK * 1e3:.2f} | {sectors * 32 / BANDWIDTH * 1e3:.2f}"
-    print(f"| {name} | {launches:.0f} | {read / 1e9:.2f} | {written / 1e9:.2f} | {flop / 1e12:.3f} | {times} |")
-
-
-main()
+if __name__ == "__main__":
+    main()

@@ -4,14 +4,15 @@
 //!
 //! Nothing is measured. For each launch the model takes the largest of three terms:
 //!
-//! * memory: 32 bytes for each sector that a warp asks for, by the card's bandwidth. It takes every sector from memory, so a
-//!   kernel that finds much in the caches can be faster;
+//! * memory: 32 bytes for each sector that a warp asks for, by the card's bandwidth. It takes every sector from memory,
+//!   so a kernel that finds much in the caches can be faster;
 //! * tensor cores: their operations by the card's dense peak for the type of their operands;
 //! * instructions: warp instructions of PTX by four a cycle on each multiprocessor.
 //!
-//! The last two count only as many multiprocessors as there are blocks. Latencies, waits, bank conflicts and launches are not in
-//! the model, so a card takes longer than the term of tensor cores, and longer than that of memory but for the caches. The term
-//! of instructions is no such bound: `ptxas` removes many of those that PTX has, such as `mov`, `cvta` and `ld.param`, and adds others.
+//! The last two count only as many multiprocessors as there are blocks. Latencies, waits, bank conflicts and launches
+//! are not in the model, so a card takes longer than the term of tensor cores, and longer than that of memory but for the
+//! caches. The term of instructions is no such bound: `ptxas` removes many of those that PTX has, such as `mov`, `cvta`
+//! and `ld.param`, and adds others.
 
 use crate::launches::Launch;
 use crate::settings::settings;
