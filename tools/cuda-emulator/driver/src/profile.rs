@@ -10,8 +10,8 @@
 //! * instructions: warp instructions of PTX by four a cycle on each multiprocessor.
 //!
 //! The last two count only as many multiprocessors as there are blocks. Latencies, waits, bank conflicts and launches
-//! are not in the model, so a card takes longer than the term of tensor cores, and longer than that of memory but for the
-//! caches. The term of instructions is no such bound: `ptxas` removes many of those that PTX has, such as `mov`, `cvta`
+//! are not in the model, so a card takes longer than the term of tensor cores, and longer than that of memory but for
+//! the caches. The term of instructions is no such bound: `ptxas` removes many of those that PTX has, such as `mov`, `cvta`
 //! and `ld.param`, and adds others.
 
 use crate::launches::Launch;
