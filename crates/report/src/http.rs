@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a request may take to arrive, and its answer to leave.
-const REQUEST: Duration = Duration::from_secs(10);
+/// How long a request may take to arrive, and its answer to leave. A browser sends a request of a few hundred bytes at
+/// once, and one that is late asks again.
+const REQUEST: Duration = Duration::from_secs(4);
 const ANSWER: Duration = Duration::from_secs(60);
 
 /// Maximum number of concurrent connections. Another one waits until one of them ends.

@@ -295,7 +295,7 @@ mod tests {
         let (cause, why) = causes::of(&end, false);
         assert!(end.has_lived && cause == attempt::Cause::Other, "it is started again");
         assert!(why.starts_with("no rank has begun within 1 s: "), "{why}");
-        let end = run("echo 1 > $0; sleep 4", 2);
+        let end = run("echo 1 > $0; sleep 3", 2);
         assert_eq!((end.killed, end.code), (None, Some(0)));
     }
 }

@@ -24,8 +24,19 @@ const RUN: &[&str] = &[
 
 /// Trains in `folder/out` with faults on purpose.
 fn with_faults(folder: &Path, faults: &str, args: &[&[&str]], out: &str) -> Output {
-    let args = [&[TINY, RUN].concat()[..], &args.concat(), &["--out", out]].concat();
-    program(folder, &args).env("KILN_FAULTS", faults).output().unwrap()
+    let [output] = all_with_faults(folder, [(faults, args, out)]);
+    output
+}
+
+/// Trains at once in several folders, because a run that fails spends most of its time waiting before it is restarted.
+fn all_with_faults<const N: usize>(folder: &Path, runs: [(&str, &[&[&str]], &str); N]) -> [Output; N] {
+    let started = runs.map(|(faults, args, out)| {
+        let args = [&[TINY, RUN].concat()[..], &args.concat(), &["--out", out]].concat();
+        let mut command = program(folder, &args);
+        command.env("KILN_FAULTS", faults).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    });
+    started.map(|child| child.wait_with_output().unwrap())
 }
 
 /// The losses of a run of 14 steps without faults.
@@ -73,7 +84,7 @@ fn a_run_survives_a_panic_a_kill_and_a_rank_that_hangs_with_the_losses_of_an_und
     let folder = folder_with_text();
     let expected = undisturbed(folder.path());
     let faults = "panic:step=5,rank=2,attempt=1; kill:step=8,rank=1,attempt=2; hang:step=11,rank=3,attempt=3";
-    let said = survive(folder.path(), faults, &["--restarts=3", "--set=comm.timeout_seconds=5"]);
+    let said = survive(folder.path(), faults, &["--restarts=3", "--set=comm.timeout_seconds=4"]);
     let run = folder.path().join("run");
     assert_eq!(losses(&run), expected);
     let events = events(&run);
@@ -101,7 +112,12 @@ fn a_run_that_has_lost_devices_goes_on_with_fewer_ranks_and_then_with_all() {
     let folder = folder_with_text();
     let undisturbed = undisturbed(folder.path());
     let faults = "lost:step=5,rank=3,back=4; lost:step=8,rank=2,attempt=2,back=4; panic:step=11,rank=0,attempt=3";
-    survive(folder.path(), faults, &["--restarts=3", "--set=resilience.min_gpus=2"]);
+    let steps = ["--steps=14", "--restarts=3"];
+    let [survives, refused] = all_with_faults(
+        folder.path(),
+        [(faults, &[&steps, &["--set=resilience.min_gpus=2"]], "run"), ("lost:step=5,rank=3", &[&steps], "refused")],
+    );
+    assert!(survives.status.success(), "{}", said(&survives));
     let run = folder.path().join("run");
     for (found, expected) in losses(&run).iter().zip(undisturbed) {
         assert!((found - expected).abs() <= 1e-5 * expected, "{found}, not {expected}");
@@ -110,10 +126,9 @@ fn a_run_that_has_lost_devices_goes_on_with_fewer_ranks_and_then_with_all() {
     let ranks: Vec<&str> = events.iter().filter_map(|event| event.split_once(" on ")).map(|(_, ranks)| ranks).collect();
     assert_eq!(ranks, ["3 ranks", "2 ranks", "4 ranks"], "{events:?}");
 
-    let output = with_faults(folder.path(), "lost:step=5,rank=3", &[&["--steps=14", "--restarts=3"]], "refused");
-    let told = said(&output);
+    let told = said(&refused);
     let expected = "3 of the run's 4 ranks can start, and it needs 4: bring the devices or machines back";
-    assert!(output.status.code() == Some(1) && told.contains(expected), "{told}");
+    assert!(refused.status.code() == Some(1) && told.contains(expected), "{told}");
     check_folder(folder.path(), "refused");
 }
 
@@ -181,10 +196,20 @@ fn a_run_without_memory_goes_on_with_smaller_micro_batches_and_one_that_is_nan_a
     succeed(folder.path(), &[TINY, RUN, &batch, &["--out=undisturbed"]].concat());
     let undisturbed = losses(&folder.path().join("undisturbed"));
     let dynamic = ["--restarts=2", "--set=resilience.dynamic_batch=true"];
+    let rare = ["--set=checkpoint.every=100"];
+    let skip = ["--restarts=3", "--set=resilience.skip_non_finite=true"];
     let faults = "oom:step=5,rank=1,attempt=1; oom:step=5,rank=0,attempt=2";
-    let output = with_faults(folder.path(), faults, &[&batch, &dynamic], "run");
-    let told = said(&output);
-    assert!(output.status.success(), "{told}");
+    let [run, small, full, nan] = all_with_faults(
+        folder.path(),
+        [
+            (faults, &[&batch, &dynamic], "run"),
+            ("oom:step=5,rank=1", &[&batch, &dynamic, &["--restarts=9"]], "small"),
+            ("nearly_full:step=5,rank=1,attempt=1", &[&batch, &dynamic, &rare], "full"),
+            ("nan:step=5,rank=1", &[&batch, &skip], "nan"),
+        ],
+    );
+    let told = said(&run);
+    assert!(run.status.success(), "{told}");
     for part in [
         "error: the process could not allocate memory in step 5",
         "train.micro_batch_size is 2 instead of 4, with the same global batch",
@@ -195,26 +220,21 @@ fn a_run_without_memory_goes_on_with_smaller_micro_batches_and_one_that_is_nan_a
     for (found, expected) in losses(&folder.path().join("run")).iter().zip(&undisturbed) {
         assert!((found - expected).abs() <= 1e-6 * expected, "{found}, not {expected}");
     }
-    let output = with_faults(folder.path(), "oom:step=5,rank=1", &[&batch, &dynamic, &["--restarts=9"]], "small");
-    let told = said(&output);
+    let told = said(&small);
     let expected = " does not fit into memory with one sequence at a time:\n";
-    assert!(output.status.code() == Some(1) && told.contains(expected) && told.contains("activations"), "{told}");
+    assert!(small.status.code() == Some(1) && told.contains(expected) && told.contains("activations"), "{told}");
 
     // Before memory is full: no step is made again.
-    let rare = ["--set=checkpoint.every=100"];
-    let output = with_faults(folder.path(), "nearly_full:step=5,rank=1,attempt=1", &[&batch, &dynamic, &rare], "full");
-    let told = said(&output);
-    assert!(output.status.success() && told.contains("warning: rank 1: step 5: 95% of "), "{told}");
+    let told = said(&full);
+    assert!(full.status.success() && told.contains("warning: rank 1: step 5: 95% of "), "{told}");
     let restart = "s, from full/checkpoints/step-5; train.micro_batch_size is 2 instead of 4";
     assert!(told.contains("step 5 is the last one with this micro-batch") && told.contains(restart), "{told}");
     for (found, expected) in losses(&folder.path().join("full")).iter().zip(&undisturbed) {
         assert!((found - expected).abs() <= 1e-6 * expected, "{found}, not {expected}");
     }
 
-    let skip = ["--restarts=3", "--set=resilience.skip_non_finite=true"];
-    let output = with_faults(folder.path(), "nan:step=5,rank=1", &[&batch, &skip], "nan");
-    let told = said(&output);
-    assert!(output.status.success() && told.contains("step 5 will be skipped if it is not finite again"), "{told}");
+    let told = said(&nan);
+    assert!(nan.status.success() && told.contains("step 5 will be skipped if it is not finite again"), "{told}");
     let events = events(&folder.path().join("nan"));
     assert!(events.iter().any(|event| event.starts_with("skipped: ")), "{events:?}");
     let finite: Vec<f64> =
@@ -302,7 +322,7 @@ fn a_signal_to_supervisor_and_process_stops_the_run_after_its_step_and_a_second_
 #[test]
 fn a_rank_that_is_slow_is_named() {
     let folder = folder_with_text();
-    let output = with_faults(folder.path(), "slow:step=1,rank=2,ms=300", &[&["--steps=21"]], "run");
+    let output = with_faults(folder.path(), "slow:step=1,rank=2,ms=200", &[&["--steps=21"]], "run");
     assert!(said(&output).contains("warning: rank 2 is a straggler: it computed "), "{}", said(&output));
 }
 

@@ -303,7 +303,7 @@ fn a_full_disk_costs_a_checkpoint_and_ends_only_a_run_whose_last_one_it_is() {
     let folder = folder_with_text();
     let start = |steps: &str, out: &str, full: u64| {
         let out = format!("--out={out}");
-        let args = [TINY, &["--gpus=4", steps, "--set=checkpoint.every=500", &out]].concat();
+        let args = [TINY, &["--gpus=4", steps, "--set=checkpoint.every=200", &out]].concat();
         let child = program(folder.path(), &args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let run = folder.path().join(&out[6..]);
         while fs::metadata(run.join("metrics.jsonl")).map_or(0, |metrics| metrics.len()) == 0 {
@@ -315,16 +315,22 @@ fn a_full_disk_costs_a_checkpoint_and_ends_only_a_run_whose_last_one_it_is() {
         let output = child.wait_with_output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap(), checkpoints(&run))
     };
-    let (code, said, kept) = start("--steps=1000", "run", 500);
-    let cause = "cannot write run/checkpoints/.step-500.partial/rank-2.safetensors: No space left on device";
-    let warning = format!("warning: rank 2: the checkpoint of step 500 is skipped after three attempts: {cause}");
+    // At once, because most of the time both wait before they try again.
+    let (run, last) = std::thread::scope(|threads| {
+        let run = threads.spawn(|| start("--steps=400", "run", 200));
+        let last = start("--steps=240", "last", 240);
+        (run.join().unwrap(), last)
+    });
+    let (code, said, kept) = run;
+    let cause = "cannot write run/checkpoints/.step-200.partial/rank-2.safetensors: No space left on device";
+    let warning = format!("warning: rank 2: the checkpoint of step 200 is skipped after three attempts: {cause}");
     assert!(code == Some(0) && said.contains(&warning), "{said}");
-    assert_eq!(kept, ["step-1000"]);
-    let (code, said, kept) = start("--steps=600", "last", 600);
-    let cause = "error: rank 2: cannot write last/checkpoints/.step-600.partial/rank-2.safetensors: No space left";
+    assert_eq!(kept, ["step-400"]);
+    let (code, said, kept) = last;
+    let cause = "error: rank 2: cannot write last/checkpoints/.step-240.partial/rank-2.safetensors: No space left";
     assert!(code == Some(1) && said.contains(cause), "{said}");
     // The link is where the rank's own file would be. All ranks still hold their state, which goes into one file.
-    assert_eq!(kept, ["step-500", "step-600"]);
+    assert_eq!(kept, ["step-200", "step-240"]);
 
     // A file size limit is reported in the same way, and does not kill the run.
     let limited = program(folder.path(), &[TINY, &["--steps=1", "--out=limited"]].concat());
