@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a request may take to arrive, and its answer to leave. A browser sends a request of a few hundred bytes at
-/// once, and one that is late asks again.
-const REQUEST: Duration = Duration::from_secs(4);
+/// How long a request may take to arrive, and its answer to leave.
+pub(crate) const REQUEST: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(60);
 
 /// Maximum number of concurrent connections. Another one waits until one of them ends.
@@ -45,8 +44,13 @@ impl Answer {
     }
 }
 
-/// Answers requests to `listener` in background threads until the process ends.
-pub(crate) fn serve(listener: TcpListener, answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) {
+/// Answers requests to `listener` in background threads until the process ends. Each request must arrive within
+/// `request`, usually [`REQUEST`].
+pub(crate) fn serve(
+    listener: TcpListener,
+    request: Duration,
+    answer: impl Fn(&Request) -> Answer + Send + Sync + 'static,
+) {
     let (answer, open) = (Arc::new(answer), Arc::new(AtomicUsize::new(0)));
     thread::spawn(move || {
         for stream in listener.incoming() {
@@ -61,7 +65,7 @@ pub(crate) fn serve(listener: TcpListener, answer: impl Fn(&Request) -> Answer +
             open.fetch_add(1, Ordering::AcqRel);
             let (answer, counted) = (answer.clone(), Counted(open.clone()));
             _ = thread::Builder::new().spawn(move || {
-                _ = converse(&stream, &*answer);
+                _ = converse(&stream, request, &*answer);
                 drop(counted);
             });
         }
@@ -77,8 +81,8 @@ impl Drop for Counted {
     }
 }
 
-fn converse(stream: &TcpStream, answer: &dyn Fn(&Request) -> Answer) -> io::Result<()> {
-    let mut reader = Timed { stream, until: Instant::now() + REQUEST };
+fn converse(stream: &TcpStream, request: Duration, answer: &dyn Fn(&Request) -> Answer) -> io::Result<()> {
+    let mut reader = Timed { stream, until: Instant::now() + request };
     let request = head(&mut reader)?;
     let parsed = request.as_deref().and_then(parse);
     let only_head = parsed.as_ref().is_some_and(|request| request.method == "HEAD");
@@ -210,5 +214,26 @@ mod tests {
         }
         assert_eq!(head(&mut &vec![b'a'; HEAD + 1][..]).unwrap(), None);
         assert_eq!(head(&mut &b"GET"[..]).unwrap(), None);
+    }
+
+    #[test]
+    fn connections_that_say_little_end_and_do_not_keep_others_out_for_long() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        serve(listener, Duration::from_secs(1), |_| Answer::new("200 OK", TEXT, "here"));
+        let slow: Vec<_> = (0..CONNECTIONS).map(|_| TcpStream::connect(address).unwrap()).collect();
+        // A byte every 100 ms for a minute, so that only a limit on the whole request ends these connections.
+        thread::spawn(move || {
+            for _ in 0..600 {
+                slow.iter().for_each(|mut stream| _ = stream.write_all(b"G"));
+                thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let mut other = TcpStream::connect(address).unwrap();
+        other.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        other.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+        let mut text = String::new();
+        other.read_to_string(&mut text).unwrap();
+        assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.ends_with("\r\n\r\nhere"), "{text}");
     }
 }

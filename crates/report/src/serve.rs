@@ -61,7 +61,7 @@ fn listen(site: Site, host: &str, ip: IpAddr, port: u16) -> io::Result<u16> {
     let hosts = ["localhost", "127.0.0.1", "[::1]", host].map(|host| format!("{host}:{on}"));
     // All addresses of the machine are served. A numeric address cannot be made to resolve to another machine.
     let served = Served { hosts, addresses: ip.is_unspecified().then_some(on) };
-    http::serve(listener, move |request| site.answer(request, &served));
+    http::serve(listener, http::REQUEST, move |request| site.answer(request, &served));
     Ok(on)
 }
 

@@ -152,23 +152,6 @@ fn without_the_key_of_the_url_there_is_nothing() {
 }
 
 #[test]
-fn connections_that_say_little_end_and_do_not_keep_others_out_for_long() {
-    let folder = tempfile::tempdir().unwrap();
-    let url = serve(&[run(&folder, "a")]);
-    // The maximum number of connections. Each sends one byte, and would send another every second.
-    let slow: Vec<_> = (0..64).map(|_| TcpStream::connect(parts(&url).0).unwrap()).collect();
-    slow.iter().for_each(|mut stream| stream.write_all(b"G").unwrap());
-    let dripping = slow.iter().map(|stream| stream.try_clone().unwrap()).collect::<Vec<_>>();
-    std::thread::spawn(move || {
-        for _ in 0..60 {
-            std::thread::sleep(Duration::from_secs(1));
-            dripping.iter().for_each(|mut stream| _ = stream.write_all(b"E"));
-        }
-    });
-    assert_eq!(get(&url, "/data", "").0, 200);
-}
-
-#[test]
 fn a_pipe_in_the_place_of_a_file_blocks_nobody() {
     let folder = tempfile::tempdir().unwrap();
     let run = run(&folder, "a");

@@ -1,7 +1,7 @@
 //! A run has the losses of one rank in any layout: model x strategy x ranks x accumulation x recomputation x wrap x
 //! prefetch.
 //!
-//! About 220 runs of 5 steps, a third of a second each on two cores in the dev profile, and some presets unchanged.
+//! About 250 runs of 5 steps, a third of a second each on two cores in the dev profile, and some presets unchanged.
 
 mod adaptive;
 #[path = "../common/mod.rs"]
@@ -25,9 +25,9 @@ const STEPS: usize = 5;
 /// so losses alone would not reveal ranks that sum what they should average.
 const COMPARED: [(&str, f64); 3] = [("loss", 1.0), ("grad_norm", 10.0), ("val_loss", 1.0)];
 
-/// Relative tolerance of a loss against one rank's. Measured: 0 if gradients are added in the same order, up to 2e-7
+/// Relative tolerance of a loss against one rank's. Measured: 0 if gradients are added in the same order, up to 2.3e-7
 /// otherwise.
-const TOLERANCE: f64 = 1e-5;
+const TOLERANCE: f64 = 2e-6;
 
 #[test]
 fn gpt2_has_the_losses_of_one_rank_in_every_layout() {
@@ -158,7 +158,7 @@ fn a_selection_bias_that_follows_loads_and_noise_are_the_same_in_every_layout() 
 #[test]
 fn a_selection_bias_that_follows_loads_evens_them_out() {
     let cv = |speed| {
-        let metrics = train(&[DEEPSEEK, V3, &["--set=train.micro_batch_size=16", speed]].concat(), 150);
+        let metrics = train(&[DEEPSEEK, V3, &["--set=train.micro_batch_size=8", speed]].concat(), 150);
         let layers = metrics.iter().rev().find_map(|line| line.get("experts")).unwrap().as_array().unwrap().clone();
         for layer in &layers {
             let assigned: f64 = layer["assigned"].as_array().unwrap().iter().map(|count| count.as_f64().unwrap()).sum();
@@ -174,8 +174,8 @@ fn a_selection_bias_that_follows_loads_evens_them_out() {
 #[test]
 fn bf16_ends_within_a_percent_of_fp32_after_a_hundred_steps() {
     let spread = ["--set=parallel.tp=2", "--set=parallel.cp=2", "--set=parallel.ep=4"];
-    // Each rank of GPT-2 has two micro-batches a step, whose gradients are added up.
-    for (model, micro_batch, layout) in [(GPT2, 2, &[][..]), (DEEPSEEK, 16, &spread)] {
+    // Each rank has two micro-batches a step, whose gradients are added up.
+    for (model, micro_batch, layout) in [(GPT2, 2, &[][..]), (DEEPSEEK, 8, &spread)] {
         let micro_batch = format!("--set=train.micro_batch_size={micro_batch}");
         let last = |others: &[&str]| {
             let metrics = train(&[model, &[&micro_batch], others].concat(), 100);

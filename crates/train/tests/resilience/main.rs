@@ -28,7 +28,8 @@ fn with_faults(folder: &Path, faults: &str, args: &[&[&str]], out: &str) -> Outp
     output
 }
 
-/// Trains at once in several folders, because a run that fails spends most of its time waiting before it is restarted.
+/// Trains in several folders at the same time, because a run that fails mostly waits for its restart. Each may print
+/// less than the 64 KiB that a pipe holds.
 fn all_with_faults<const N: usize>(folder: &Path, runs: [(&str, &[&[&str]], &str); N]) -> [Output; N] {
     let started = runs.map(|(faults, args, out)| {
         let args = [&[TINY, RUN].concat()[..], &args.concat(), &["--out", out]].concat();
@@ -113,11 +114,11 @@ fn a_run_that_has_lost_devices_goes_on_with_fewer_ranks_and_then_with_all() {
     let undisturbed = undisturbed(folder.path());
     let faults = "lost:step=5,rank=3,back=4; lost:step=8,rank=2,attempt=2,back=4; panic:step=11,rank=0,attempt=3";
     let steps = ["--steps=14", "--restarts=3"];
-    let [survives, refused] = all_with_faults(
+    let [survived, refused] = all_with_faults(
         folder.path(),
         [(faults, &[&steps, &["--set=resilience.min_gpus=2"]], "run"), ("lost:step=5,rank=3", &[&steps], "refused")],
     );
-    assert!(survives.status.success(), "{}", said(&survives));
+    assert!(survived.status.success(), "{}", said(&survived));
     let run = folder.path().join("run");
     for (found, expected) in losses(&run).iter().zip(undisturbed) {
         assert!((found - expected).abs() <= 1e-5 * expected, "{found}, not {expected}");

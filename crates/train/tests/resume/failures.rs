@@ -301,12 +301,17 @@ fn links_in_a_run_folder_are_not_followed_to_files_that_are_not_the_runs() {
 #[test]
 fn a_full_disk_costs_a_checkpoint_and_ends_only_a_run_whose_last_one_it_is() {
     let folder = folder_with_text();
+    // The checkpoint of step `full` meets a full disk. Later steps are slow, so that the run still trains when the third
+    // attempt to write it has failed.
     let start = |steps: &str, out: &str, full: u64| {
         let out = format!("--out={out}");
         let args = [TINY, &["--gpus=4", steps, "--set=checkpoint.every=200", &out]].concat();
-        let child = program(folder.path(), &args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut command = program(folder.path(), &args);
+        command.env("KILN_FAULTS", "slow:step=201,ms=35");
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let run = folder.path().join(&out[6..]);
         while fs::metadata(run.join("metrics.jsonl")).map_or(0, |metrics| metrics.len()) == 0 {
+            assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
             sleep(Duration::from_millis(1));
         }
         let partial = run.join(format!("checkpoints/.step-{full}.partial"));
@@ -315,7 +320,7 @@ fn a_full_disk_costs_a_checkpoint_and_ends_only_a_run_whose_last_one_it_is() {
         let output = child.wait_with_output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap(), checkpoints(&run))
     };
-    // At once, because most of the time both wait before they try again.
+    // At the same time, because both mostly wait between attempts.
     let (run, last) = std::thread::scope(|threads| {
         let run = threads.spawn(|| start("--steps=400", "run", 200));
         let last = start("--steps=240", "last", 240);

@@ -255,7 +255,7 @@ fn changes_that_do_not_fit_alone_are_combined_into_as_few_as_do() {
         let alike =
             |(flags, fits): &(String, bool)| number(flags) == if *fits { numbers[numbers.len() - 1] } else { 1 };
         assert!(lines.iter().all(alike), "{message}");
-        gigabytes *= 0.8;
+        gigabytes *= 0.9;
     }
     assert!(
         numbers.is_sorted() && numbers[0] == 1 && numbers.contains(&2) && numbers[numbers.len() - 1] >= 3,

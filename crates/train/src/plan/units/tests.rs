@@ -20,7 +20,7 @@ const RESOLUTION: f32 = 1.2e-7;
 /// Sequences of each micro-batch, in order; they are weighted by their number.
 const MICRO_BATCHES: [Range<usize>; 4] = [0..3, 3..4, 4..7, 7..8];
 
-/// The first step uses the parameters as they were made, the second one what the first has sharded and gathered again.
+/// The first step starts from the initial parameters, the second from those that the first has updated.
 const STEPS: usize = 2;
 
 /// The move of each parameter in each step, and the gradient norms and losses.

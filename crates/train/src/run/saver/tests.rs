@@ -160,7 +160,8 @@ fn patiently(test: impl Fn(u64)) {
 fn a_disk_that_takes_longer_than_a_call_may_is_waited_for_and_the_wait_is_told() {
     patiently(|call| {
         let run = tempfile::tempdir().unwrap();
-        let odd = Odd { delay: Duration::from_secs(2 * call), value: 1.0 };
+        // The wait is told after two seconds at the earliest.
+        let odd = Odd { delay: Duration::from_secs(3 * call), value: 1.0 };
         let told = on_three_ranks(run.path(), call, A_WEEK, odd).unwrap();
         assert!(told[1..].iter().all(Vec::is_empty), "{told:?}");
         let line = told[0].join("\n");
