@@ -28,7 +28,7 @@ fn with_faults(folder: &Path, faults: &str, args: &[&[&str]], out: &str) -> Outp
     output
 }
 
-/// Trains in several folders at the same time, because a run that fails mostly waits for its restart. Each may print
+/// Trains in several folders at the same time, because a run that fails mostly waits for its restart. Each must print
 /// less than the 64 KiB that a pipe holds.
 fn all_with_faults<const N: usize>(folder: &Path, runs: [(&str, &[&[&str]], &str); N]) -> [Output; N] {
     let started = runs.map(|(faults, args, out)| {
