@@ -45,10 +45,10 @@ impl Answer {
 }
 
 /// Answers requests to `listener` in background threads until the process ends. Each request must arrive within
-/// `request`, usually [`REQUEST`].
+/// `limit`, which is [`REQUEST`] except in tests.
 pub(crate) fn serve(
     listener: TcpListener,
-    request: Duration,
+    limit: Duration,
     answer: impl Fn(&Request) -> Answer + Send + Sync + 'static,
 ) {
     let (answer, open) = (Arc::new(answer), Arc::new(AtomicUsize::new(0)));
@@ -65,7 +65,7 @@ pub(crate) fn serve(
             open.fetch_add(1, Ordering::AcqRel);
             let (answer, counted) = (answer.clone(), Counted(open.clone()));
             _ = thread::Builder::new().spawn(move || {
-                _ = converse(&stream, request, &*answer);
+                _ = converse(&stream, limit, &*answer);
                 drop(counted);
             });
         }
@@ -81,8 +81,8 @@ impl Drop for Counted {
     }
 }
 
-fn converse(stream: &TcpStream, request: Duration, answer: &dyn Fn(&Request) -> Answer) -> io::Result<()> {
-    let mut reader = Timed { stream, until: Instant::now() + request };
+fn converse(stream: &TcpStream, limit: Duration, answer: &dyn Fn(&Request) -> Answer) -> io::Result<()> {
+    let mut reader = Timed { stream, until: Instant::now() + limit };
     let request = head(&mut reader)?;
     let parsed = request.as_deref().and_then(parse);
     let only_head = parsed.as_ref().is_some_and(|request| request.method == "HEAD");
