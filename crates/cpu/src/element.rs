@@ -2,9 +2,11 @@
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use sealed::Sealed;
 
-/// A float type whose arithmetic runs in f32: f32, bf16 or f16.
-pub trait Element: bytemuck::Pod + Send + Sync + 'static {
+/// A float type whose arithmetic runs in f32: f32, bf16 or f16. No other type can implement it, because matrix products
+/// are compiled for these three.
+pub trait Element: Sealed + bytemuck::Pod + Send + Sync + 'static {
     /// Whether the type is f32, so that its memory can be used directly.
     const IS_F32: bool = false;
 
@@ -31,6 +33,15 @@ pub trait Element: bytemuck::Pod + Send + Sync + 'static {
         to.iter_mut().zip(from).for_each(|(to, from)| *to = Self::from_f32(*from));
     }
 }
+
+mod sealed {
+    /// Restricts [`Element`](super::Element) to the types of this module.
+    pub trait Sealed {}
+}
+
+impl Sealed for f32 {}
+impl Sealed for bf16 {}
+impl Sealed for f16 {}
 
 impl Element for f32 {
     const IS_F32: bool = true;

@@ -19,7 +19,8 @@ use super::{Epilogue, Matrix, Product};
 use crate::Element;
 use crate::simd::simd;
 use crate::uninit::poisoned;
-use std::any::TypeId;
+use half::{bf16, f16};
+use std::any::{Any, TypeId};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -117,6 +118,26 @@ pub type Run<T> = unsafe fn(&Job<'_, T>, &Task, &mut Buffers);
 
 /// Returns the version of [`run`] for the current [`simd`].
 pub fn best_run<T: Element>() -> Run<T> {
+    // These functions have no type parameters, so the kernels are compiled in this crate only, and not again in each
+    // crate that multiplies.
+    #[inline(never)]
+    fn of_f32() -> Run<f32> {
+        compiled_run()
+    }
+    #[inline(never)]
+    fn of_bf16() -> Run<bf16> {
+        compiled_run()
+    }
+    #[inline(never)]
+    fn of_f16() -> Run<f16> {
+        compiled_run()
+    }
+    let runs: [&dyn Any; 3] = [&of_f32(), &of_bf16(), &of_f16()];
+    *runs.into_iter().find_map(|run| run.downcast_ref()).expect("an element is f32, bf16 or f16")
+}
+
+/// [`best_run`], to be called in this crate only.
+fn compiled_run<T: Element>() -> Run<T> {
     #[cfg(target_arch = "x86_64")]
     {
         use super::x86::Pairs;
@@ -141,7 +162,7 @@ pub fn best_run<T: Element>() -> Run<T> {
             unsafe { run::<T, __m256>(job, task, buffers) }
         }
 
-        let is_bf16 = TypeId::of::<T>() == TypeId::of::<half::bf16>();
+        let is_bf16 = TypeId::of::<T>() == TypeId::of::<bf16>();
         match simd() {
             Simd::Avx512 if is_bf16 && multiplies_bf16() => return pairs::<T>,
             Simd::Avx512 => return avx512::<T>,

@@ -56,11 +56,16 @@ thread_local! {
 /// # Panics
 /// If `f` panics, with its panic, after all threads have left `f`.
 pub fn for_each(tasks: usize, f: impl Fn(usize) + Sync) {
+    run(tasks, &f);
+}
+
+/// [`for_each`] without type parameters: it is compiled once, and not for each loop.
+fn run(tasks: usize, f: &(dyn Fn(usize) + Sync)) {
     let helpers = rayon::current_num_threads().min(tasks).saturating_sub(1);
     if helpers == 0 || HELPS.get() {
         return (0..tasks).for_each(f);
     }
-    let share = Loop::new(&f, tasks);
+    let share = Loop::new(f, tasks);
     TEAM.with(|team| match team.crew.publish(&share, helpers) {
         Some(published) => {
             team.ask_for(published.missing, published.first);
