@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{TINY, folder_with_text, metrics, program, succeed, values};
+use common::{TINY, folder_with_text, metrics, program, succeed, values, wait_for_metrics};
 use safetensors::SafeTensors;
 use std::collections::BTreeSet;
 use std::fs;
@@ -255,7 +255,7 @@ fn a_run_goes_on_when_nobody_reads_what_it_prints() {
 fn an_interrupted_run_ends_after_its_step_with_whole_lines_of_metrics() {
     let folder = folder_with_text();
     let mut run = start(folder.path(), &["--steps=1000000", "--gpus=2"]);
-    wait_for_lines(folder.path(), 3);
+    wait_for_lines(&mut run, folder.path(), 3);
     let status = send("-INT", &mut run);
     assert_eq!(status.code(), Some(130));
     let metrics = metrics(&folder.path().join("run"));
@@ -272,7 +272,7 @@ fn what_ends_a_job_or_a_terminal_is_the_first_ctrl_c_and_nohup_still_means_to_go
     for signal in ["-TERM", "-HUP"] {
         let _ = fs::remove_dir_all(folder.path().join("run"));
         let mut run = start(folder.path(), &["--steps=1000000", "--gpus=2", "--quiet"]);
-        wait_for_lines(folder.path(), 3);
+        wait_for_lines(&mut run, folder.path(), 3);
         assert_eq!(send(signal, &mut run).code(), Some(130), "{signal}");
         let mut printed = String::new();
         std::io::Read::read_to_string(&mut run.stdout.take().unwrap(), &mut printed).unwrap();
@@ -286,10 +286,10 @@ fn what_ends_a_job_or_a_terminal_is_the_first_ctrl_c_and_nohup_still_means_to_go
     nohup.arg(train.get_program()).args(train.get_args()).current_dir(folder.path());
     train.get_envs().for_each(|(name, value)| _ = value.map(|value| nohup.env(name, value)));
     let mut run = nohup.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    wait_for_lines(folder.path(), 3);
+    wait_for_lines(&mut run, folder.path(), 3);
     assert!(Command::new("kill").args(["-HUP", &run.id().to_string()]).status().unwrap().success());
     let lines = metrics(&folder.path().join("run")).len();
-    wait_for_lines(folder.path(), lines + 200);
+    wait_for_lines(&mut run, folder.path(), lines + 200);
     assert_eq!(send("-TERM", &mut run).code(), Some(130));
 }
 
@@ -338,7 +338,7 @@ fn an_interrupted_validation_ends_too() {
     // A validation on all of a long text, in windows of one sequence, takes minutes.
     fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(200_000)).unwrap();
     let mut run = start(folder.path(), &["--steps=1", "--set=train.val_batches=0", "--set=train.global_batch_size=1"]);
-    wait_for_lines(folder.path(), 1);
+    wait_for_lines(&mut run, folder.path(), 1);
     let status = send("-INT", &mut run);
     assert_eq!(status.code(), Some(130));
     assert!(values(&metrics(&folder.path().join("run")), "val_loss").is_empty());
@@ -360,13 +360,8 @@ fn start(folder: &Path, args: &[&str]) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-fn wait_for_lines(folder: &Path, lines: usize) {
-    let started = Instant::now();
-    let written = || fs::read_to_string(folder.join("run/metrics.jsonl")).unwrap_or_default().lines().count();
-    while written() < lines {
-        assert!(started.elapsed() < Duration::from_secs(300), "no metrics");
-        sleep(Duration::from_millis(5));
-    }
+fn wait_for_lines(child: &mut Child, folder: &Path, lines: usize) {
+    wait_for_metrics(child, &folder.join("run"), |text| text.lines().count() >= lines);
 }
 
 /// Sends a signal (`-INT` is what Ctrl-C sends) and waits for the end.

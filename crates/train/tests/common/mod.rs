@@ -5,7 +5,9 @@
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 pub use test_kit::tiny::{TINY, TINY_EXPERTS};
 
@@ -46,6 +48,17 @@ pub fn succeed(folder: &Path, args: &[&str]) -> (String, String) {
 pub fn metrics(run: &Path) -> Vec<Value> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+}
+
+/// Waits until the text of a run's `metrics.jsonl`, empty before there is one, is as asked. The run must not end before.
+#[track_caller]
+pub fn wait_for_metrics(child: &mut Child, run: &Path, asked: impl Fn(&str) -> bool) {
+    let started = Instant::now();
+    while !asked(&fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default()) {
+        assert!(child.try_wait().unwrap().is_none(), "the run has ended by itself");
+        assert!(started.elapsed() < Duration::from_secs(300), "the run does not write what is asked");
+        sleep(Duration::from_millis(2));
+    }
 }
 
 /// The values of `key` in the lines that have it.

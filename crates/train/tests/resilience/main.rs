@@ -5,7 +5,7 @@ mod chaos;
 mod common;
 
 use chaos::outside::in_memory;
-use common::{TINY, folder_with_text, metrics, program, succeed, values};
+use common::{TINY, folder_with_text, metrics, program, succeed, values, wait_for_metrics};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -272,11 +272,7 @@ fn start(folder: &Path, out: &str) -> std::process::Child {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let metrics = folder.join(out).join("metrics.jsonl");
-    while !fs::read_to_string(&metrics).is_ok_and(|text| text.contains("{\"step\":2,")) {
-        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
-        thread::sleep(Duration::from_millis(10));
-    }
+    wait_for_metrics(&mut child, &folder.join(out), |text| text.contains("{\"step\":2,"));
     child
 }
 

@@ -1,7 +1,7 @@
 //! Killed runs, damaged checkpoints, full disks, stuck ranks, and non-finite numbers.
 
 use super::{EVERY_THREE, checkpoints, contents, losses, step_losses};
-use crate::common::{TINY, TINY_EXPERTS, folder_with_text, metrics, program, run, succeed};
+use crate::common::{TINY, TINY_EXPERTS, folder_with_text, metrics, program, run, succeed, wait_for_metrics};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -310,10 +310,7 @@ fn a_full_disk_costs_a_checkpoint_and_ends_only_a_run_whose_last_one_it_is() {
         command.env("KILN_FAULTS", "slow:step=201,ms=35");
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let run = folder.path().join(&out[6..]);
-        while fs::metadata(run.join("metrics.jsonl")).map_or(0, |metrics| metrics.len()) == 0 {
-            assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
-            sleep(Duration::from_millis(1));
-        }
+        wait_for_metrics(&mut child, &run, |text| !text.is_empty());
         let partial = run.join(format!("checkpoints/.step-{full}.partial"));
         fs::create_dir_all(&partial).unwrap();
         std::os::unix::fs::symlink("/dev/full", partial.join("rank-2.safetensors")).unwrap();

@@ -2,14 +2,12 @@
 
 use super::failures::flip;
 use super::{EVERY_THREE, checkpoints, losses, step_losses};
-use crate::common::{TINY, folder_with_text, metrics, program, run, succeed, values};
+use crate::common::{TINY, folder_with_text, metrics, program, run, succeed, values, wait_for_metrics};
 use checkpoint::{Checkpoint, Folder, Index, Kind, Piece, Values, Written, write_rank};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 #[track_caller]
 fn refused(folder: &Path, args: &[&str], expected: &str) {
@@ -196,20 +194,12 @@ fn a_run_without_better_validations_ends_early_and_counts_on_when_it_is_resumed(
 fn metrics_that_are_deleted_are_begun_anew_and_a_folder_that_is_gone_ends_the_run() {
     let folder = folder_with_text();
     let args = [TINY, &["--steps=1000000", "--set=checkpoint.every=0", "--gpus=2", "--out=run"]].concat();
-    let (file, started) = (folder.path().join("run/metrics.jsonl"), Instant::now());
-    let has_lines = || fs::metadata(&file).is_ok_and(|metrics| metrics.len() > 0);
-    let wait = |until: &dyn Fn() -> bool| {
-        while !until() {
-            assert!(started.elapsed() < Duration::from_secs(300), "the run writes nothing");
-            sleep(Duration::from_millis(2));
-        }
-    };
-    let child = program(folder.path(), &args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    wait(&has_lines);
-    wait(&|| fs::read_to_string(&file).unwrap().contains("\"loss\""));
-    fs::remove_file(&file).unwrap();
-    wait(&has_lines);
-    fs::rename(folder.path().join("run"), folder.path().join("moved")).unwrap();
+    let run = folder.path().join("run");
+    let mut child = program(folder.path(), &args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_metrics(&mut child, &run, |text| text.contains("\"loss\""));
+    fs::remove_file(run.join("metrics.jsonl")).unwrap();
+    wait_for_metrics(&mut child, &run, |text| !text.is_empty());
+    fs::rename(&run, folder.path().join("moved")).unwrap();
     let output = child.wait_with_output().unwrap();
     let answer = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{answer}");
@@ -219,5 +209,5 @@ fn metrics_that_are_deleted_are_begun_anew_and_a_folder_that_is_gone_ends_the_ru
     ] {
         assert!(answer.contains(part), "no `{part}` in:\n{answer}");
     }
-    assert!(!folder.path().join("run").exists() && !metrics(&folder.path().join("moved")).is_empty());
+    assert!(!run.exists() && !metrics(&folder.path().join("moved")).is_empty());
 }
