@@ -2,14 +2,13 @@
 
 mod common;
 
-use common::{TINY, folder_with_text, metrics, program, run, succeed, values};
+use common::{TINY, folder_with_text, metrics, program, run, succeed, values, wait_until};
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::FromRawFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::Duration;
 
 const COLOUR_VARIABLES: [&str; 3] = ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"];
 
@@ -238,10 +237,7 @@ fn a_dry_run_says_what_a_run_takes_and_leaves_nothing() {
     let long = ["--model=gpt2", "--data=text.txt", "--batch-size=20000", "--set=train.micro_batch_size=1", "--dry-run"];
     let mut long = program(folder.path(), &long).env("TMPDIR", &scratch).stderr(Stdio::null()).spawn().unwrap();
     let logs = || fs::read_dir(&scratch).unwrap().flatten().any(|entry| entry.path().join("logs").exists());
-    while !logs() {
-        assert!(long.try_wait().unwrap().is_none(), "it ended by itself");
-        thread::sleep(Duration::from_millis(10));
-    }
+    wait_until(&mut long, logs);
     Command::new("kill").args(["-INT", &long.id().to_string()]).status().unwrap();
     assert_eq!((long.wait().unwrap().code(), files()), (Some(130), before));
 }

@@ -50,15 +50,24 @@ pub fn metrics(run: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
 }
 
-/// Waits until the text of a run's `metrics.jsonl`, empty before there is one, is as asked. The run must not end before.
+/// Waits until `reached` returns true.
+///
+/// # Panics
+/// If the program ends first, or after five minutes.
 #[track_caller]
-pub fn wait_for_metrics(child: &mut Child, run: &Path, asked: impl Fn(&str) -> bool) {
+pub fn wait_until(child: &mut Child, reached: impl Fn() -> bool) {
     let started = Instant::now();
-    while !asked(&fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default()) {
-        assert!(child.try_wait().unwrap().is_none(), "the run has ended by itself");
-        assert!(started.elapsed() < Duration::from_secs(300), "the run does not write what is asked");
+    while !reached() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+        assert!(started.elapsed() < Duration::from_secs(300), "what the test waits for does not come");
         sleep(Duration::from_millis(2));
     }
+}
+
+/// The same for the text of a run's `metrics.jsonl`, which is empty before the file exists.
+#[track_caller]
+pub fn wait_for_metrics(child: &mut Child, run: &Path, reached: impl Fn(&str) -> bool) {
+    wait_until(child, || reached(&fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default()));
 }
 
 /// The values of `key` in the lines that have it.

@@ -5,13 +5,11 @@ mod chaos;
 mod common;
 
 use chaos::outside::in_memory;
-use common::{TINY, folder_with_text, metrics, program, succeed, values, wait_for_metrics};
+use common::{TINY, folder_with_text, metrics, program, succeed, values, wait_for_metrics, wait_until};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::thread;
-use std::time::Duration;
 
 /// Four ranks and a checkpoint every three steps.
 const RUN: &[&str] = &[
@@ -290,7 +288,7 @@ fn kill(signal: &str, process: &str) {
 #[test]
 fn a_signal_to_supervisor_and_process_stops_the_run_after_its_step_and_a_second_supervisor_is_refused() {
     let folder = folder_with_text();
-    let supervisor = start(folder.path(), "run");
+    let mut supervisor = start(folder.path(), "run");
     let second = with_faults(folder.path(), "", &[&["--resume=auto", "--steps=100", "--restarts=2"]], "run");
     let told = said(&second);
     assert!(second.status.code() == Some(1) && told.contains("another process"), "{told}");
@@ -299,9 +297,7 @@ fn a_signal_to_supervisor_and_process_stops_the_run_after_its_step_and_a_second_
     kill("-USR1", &supervisor.id().to_string());
     let records =
         || fs::read_dir(folder.path().join("run/logs/flight")).is_ok_and(|mut entries| entries.next().is_some());
-    while !records() {
-        thread::sleep(Duration::from_millis(10));
-    }
+    wait_until(&mut supervisor, records);
     let attempt = attempt_of(&supervisor);
     kill("-TERM", &supervisor.id().to_string());
     kill("-TERM", &attempt);
