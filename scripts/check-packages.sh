@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 target=${CARGO_TARGET_DIR:-$PWD/target}
 rm -f "$target"/package/*.crate # of crates that have another name by now
-cargo package --locked --quiet --no-verify --workspace --exclude benches --exclude test-kit --exclude ptx --exclude cuda-driver --exclude emulated-nccl
+cargo package --locked --quiet --no-verify --workspace --exclude benches --exclude test-kit --exclude ptx --exclude cuda-driver --exclude emulated-nccl --exclude nvrtc-cache
 version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 unpacked=$(mktemp -d)
 trap 'rm -rf "$unpacked"' EXIT

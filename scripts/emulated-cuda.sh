@@ -4,8 +4,8 @@
 #   bash scripts/emulated-cuda.sh COMMAND [ARGUMENT...]
 #   KILN_EMULATED_ARCH=sm_90a bash scripts/emulated-cuda.sh cargo run --release --features cuda -- ...
 #
-# Builds the driver and NCCL of tools/cuda-emulator, which replace libcuda.so.1 and libnccl.so.2; its README lists the
-# settings. The first run also downloads NVRTC, CUDA's headers, libdevice and ptxas from PyPI, about 350 MB. Everything stays in
+# Builds the driver and NCCL of tools/cuda-emulator, which replace libcuda.so.1 and libnccl.so.2, and a libnvrtc.so that
+# compiles each program once; its README lists the settings. The first run also downloads NVRTC, CUDA's headers, libdevice and ptxas from PyPI, about 350 MB. Everything stays in
 # ${XDG_DATA_HOME:-$HOME/.local/share}/kiln-emulated-cuda.
 #
 # The command sees LD_LIBRARY_PATH, CUDA_PATH and CUDA_HOME, and runs in the current folder. KILN_EMULATED_PTXAS=1 uses
@@ -73,10 +73,11 @@ install_libraries() {
     local target
     target=$(cd "$repository" && cargo metadata --locked --offline --no-deps --format-version=1 2>/dev/null |
         python3 -c 'import json, sys; print(json.load(sys.stdin)["target_directory"])') || target=$repository/target
-    (cd "$repository" && cargo build --locked --quiet --release --package cuda-driver --package emulated-nccl)
+    (cd "$repository" && cargo build --locked --quiet --release --package cuda-driver --package emulated-nccl --package nvrtc-cache)
     mkdir -p "$home/lib"
     install_library "$target/release/libemulated_cuda.so" libcuda.so.1
     install_library "$target/release/libemulated_nccl.so" libnccl.so.2
+    install_library "$target/release/libnvrtc_cache.so" libnvrtc.so
     ln -sf libcuda.so.1 "$home/lib/libcuda.so"
 }
 
@@ -91,6 +92,8 @@ install_toolkit
 install_libraries
 export CUDA_PATH=$home/toolkit CUDA_HOME=$home/toolkit
 export LD_LIBRARY_PATH=$home/lib:$home/toolkit/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+# A new toolkit begins with an empty folder.
+export KILN_NVRTC_CACHE=${KILN_NVRTC_CACHE-$home/toolkit/compiled}
 # CubeCL caches measurements by the kind of card. Those of emulated cards must not be used for real ones.
 export CUBECL_ENVIRONMENT=${CUBECL_ENVIRONMENT:-emulated-cuda}
 [[ ${KILN_EMULATED_PTXAS:-} != 1 ]] || export KILN_EMULATED_PTXAS=$home/toolkit/bin/ptxas

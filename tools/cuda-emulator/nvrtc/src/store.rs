@@ -1,0 +1,154 @@
+//! What has been compiled: in memory, and in a folder.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::{fs, io, process};
+
+/// What NVRTC answers for a program that it has compiled without an error.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Compiled {
+    /// The PTX, with the zero at its end.
+    pub ptx: Vec<u8>,
+    /// The log of warnings, with the zero at its end.
+    pub log: Vec<u8>,
+}
+
+type Slot = Arc<OnceLock<Option<Arc<Compiled>>>>;
+
+/// Compiled programs by their keys.
+#[derive(Default)]
+pub struct Store {
+    folder: Option<PathBuf>,
+    slots: Mutex<HashMap<Vec<u8>, Slot>>,
+}
+
+impl Store {
+    /// A store that also keeps programs in `folder`, which is created with the first one.
+    pub fn new(folder: Option<PathBuf>) -> Self {
+        Self { folder, slots: Mutex::default() }
+    }
+
+    /// The compiled program of `key`, or what `compile` makes of it. Callers that ask for the same program at the same
+    /// time wait for one of them to compile it. `None` if `compile` has failed, then and for this key ever after.
+    pub fn get(&self, key: &[u8], compile: impl FnOnce() -> Option<Compiled>) -> Option<Arc<Compiled>> {
+        let slot =
+            Arc::clone(self.slots.lock().unwrap_or_else(PoisonError::into_inner).entry(key.to_vec()).or_default());
+        slot.get_or_init(|| {
+            let Some(file) = self.folder.as_deref().map(|folder| file(folder, key)) else {
+                return compile().map(Arc::new);
+            };
+            if let Some(kept) = fs::read(&file).ok().and_then(|bytes| decode(&bytes, key)) {
+                return Some(Arc::new(kept));
+            }
+            let compiled = compile()?;
+            if let Err(why) = write(&file, &encode(&compiled, key)) {
+                eprintln!("nvrtc-cache: {}: {why}; the program will be compiled again", file.display());
+            }
+            Some(Arc::new(compiled))
+        })
+        .clone()
+    }
+}
+
+/// The file of a program. Its name is a hash, so the file also holds the key.
+fn file(folder: &Path, key: &[u8]) -> PathBuf {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    folder.join(format!("{:016x}", hasher.finish()))
+}
+
+/// Under another name first: a process that reads at the same time must not see half of it.
+fn write(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    if let Some(folder) = file.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let new = file.with_extension(process::id().to_string());
+    fs::write(&new, bytes)?;
+    fs::rename(&new, file)
+}
+
+/// Key, log and PTX, each after its length.
+fn encode(compiled: &Compiled, key: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for part in [key, &compiled.log, &compiled.ptx] {
+        bytes.extend((part.len() as u64).to_le_bytes());
+        bytes.extend(part);
+    }
+    bytes
+}
+
+/// The inverse of [`encode`]. `None` if the bytes are cut off or belong to another key.
+fn decode(mut bytes: &[u8], key: &[u8]) -> Option<Compiled> {
+    let mut part = || {
+        let (length, rest) = bytes.split_first_chunk()?;
+        let (part, rest) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+        bytes = rest;
+        Some(part)
+    };
+    let (found, log, ptx) = (part()?, part()?.to_vec(), part()?.to_vec());
+    (found == key && bytes.is_empty()).then_some(Compiled { ptx, log })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    fn compiled(text: &str) -> Compiled {
+        Compiled { ptx: text.into(), log: b"a warning\0".into() }
+    }
+
+    #[test]
+    fn threads_that_ask_at_once_compile_once() {
+        let (store, count) = (Store::new(None), AtomicUsize::new(0));
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let found = store.get(b"key", || {
+                        count.fetch_add(1, Ordering::Relaxed);
+                        Some(compiled("ptx"))
+                    });
+                    assert_eq!(*found.unwrap(), compiled("ptx"));
+                });
+            }
+        });
+        assert_eq!(count.into_inner(), 1);
+    }
+
+    #[test]
+    fn another_process_finds_what_one_has_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = || Store::new(Some(folder.path().join("programs")));
+        store().get(b"one", || Some(compiled("1")));
+        store().get(b"two", || Some(compiled("2")));
+        let never = || -> Option<Compiled> { panic!("compiled again") };
+        assert_eq!(*store().get(b"one", never).unwrap(), compiled("1"));
+        assert_eq!(*store().get(b"two", never).unwrap(), compiled("2"));
+    }
+
+    #[test]
+    fn a_damaged_file_is_compiled_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let get = |text: &str| Store::new(Some(folder.path().into())).get(b"key", || Some(compiled(text))).unwrap();
+        get("first");
+        let file = file(folder.path(), b"key");
+        let whole = fs::read(&file).unwrap();
+        for cut in 0..whole.len() {
+            fs::write(&file, &whole[..cut]).unwrap();
+            assert_eq!(*get("second"), compiled("second"), "cut off after {cut} bytes");
+        }
+        fs::write(&file, encode(&compiled("of another"), b"another key")).unwrap();
+        assert_eq!(*get("third"), compiled("third"));
+    }
+
+    #[test]
+    fn what_did_not_compile_is_not_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = || Store::new(Some(folder.path().into()));
+        assert!(store().get(b"key", || None).is_none());
+        assert!(store().get(b"key", || Some(compiled("now"))).is_some());
+    }
+}
