@@ -5,8 +5,8 @@
 #   KILN_EMULATED_ARCH=sm_90a bash scripts/emulated-cuda.sh cargo run --release --features cuda -- ...
 #
 # Builds the driver and NCCL of tools/cuda-emulator, which replace libcuda.so.1 and libnccl.so.2, and a libnvrtc.so that
-# compiles each program once; its README lists the settings. The first run also downloads NVRTC, CUDA's headers, libdevice and ptxas from PyPI, about 350 MB. Everything stays in
-# ${XDG_DATA_HOME:-$HOME/.local/share}/kiln-emulated-cuda.
+# compiles each program once; its README lists the settings. The first run also downloads NVRTC, CUDA's headers, libdevice
+# and ptxas from PyPI, about 350 MB. Everything stays in ${XDG_DATA_HOME:-$HOME/.local/share}/kiln-emulated-cuda.
 #
 # The command sees LD_LIBRARY_PATH, CUDA_PATH and CUDA_HOME, and runs in the current folder. KILN_EMULATED_PTXAS=1 uses
 # the ptxas of that installation. Nothing that runs here is a result of a GPU.
@@ -54,7 +54,7 @@ install_toolkit() {
     for entry in "$work/wheels/nvidia/cuda_nvcc/nvvm"/*; do
         ln -s "$nvidia/cuda_nvcc/nvvm/${entry##*/}" "$new/nvvm/"
     done
-    rm -rf "$home/wheels" "$home/toolkit"
+    rm -rf "$home/wheels" "$home/toolkit" "$home/compiled"
     mv "$work/wheels" "$home/wheels"
     mv "$new" "$home/toolkit"
     rm -rf "$work"
@@ -92,8 +92,7 @@ install_toolkit
 install_libraries
 export CUDA_PATH=$home/toolkit CUDA_HOME=$home/toolkit
 export LD_LIBRARY_PATH=$home/lib:$home/toolkit/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-# A new toolkit begins with an empty folder.
-export KILN_NVRTC_CACHE=${KILN_NVRTC_CACHE-$home/toolkit/compiled}
+export KILN_NVRTC_CACHE=${KILN_NVRTC_CACHE-$home/compiled}
 # CubeCL caches measurements by the kind of card. Those of emulated cards must not be used for real ones.
 export CUBECL_ENVIRONMENT=${CUBECL_ENVIRONMENT:-emulated-cuda}
 [[ ${KILN_EMULATED_PTXAS:-} != 1 ]] || export KILN_EMULATED_PTXAS=$home/toolkit/bin/ptxas

@@ -6,18 +6,18 @@ use crate::store::{Compiled, Store};
 use std::collections::HashMap;
 use std::env;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::path::PathBuf;
+use std::path::{self, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Handle of a program, NVIDIA's own.
 type Handle = usize;
 
-/// What is known of a program beside its handle.
+/// What is known of a program besides its handle.
 #[derive(Default)]
 struct Program {
     source: Source,
     options: Vec<CString>,
-    /// What the store has answered.
+    /// The store's answer.
     kept: Option<Arc<Compiled>>,
     /// Whether NVIDIA's library has compiled the program under this handle.
     compiled: bool,
@@ -31,7 +31,9 @@ fn programs() -> MutexGuard<'static, HashMap<Handle, Program>> {
 fn store() -> &'static Store {
     static STORE: OnceLock<Store> = OnceLock::new();
     STORE.get_or_init(|| {
-        Store::new(env::var_os("KILN_NVRTC_CACHE").filter(|folder| !folder.is_empty()).map(PathBuf::from))
+        let folder = env::var_os("KILN_NVRTC_CACHE").filter(|folder| !folder.is_empty());
+        // The program may change its working directory.
+        Store::new(folder.and_then(|folder| path::absolute(folder).ok()))
     })
 }
 
@@ -40,7 +42,14 @@ mod nvidia {
 
     real! {
         nvrtcVersion(major: *mut c_int, minor: *mut c_int);
-        nvrtcCreateProgram(program: *mut Handle, text: *const c_char, name: *const c_char, headers: c_int, contents: *const *const c_char, names: *const *const c_char);
+        nvrtcCreateProgram(
+            program: *mut Handle,
+            text: *const c_char,
+            name: *const c_char,
+            headers: c_int,
+            contents: *const *const c_char,
+            names: *const *const c_char
+        );
         nvrtcDestroyProgram(program: *mut Handle);
         nvrtcCompileProgram(program: Handle, count: c_int, options: *const *const c_char);
         nvrtcGetPTXSize(program: Handle, size: *mut usize);
@@ -81,7 +90,7 @@ pub unsafe extern "C" fn nvrtcCreateProgram(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcDestroyProgram(program: *mut Handle) -> c_int {
     if !program.is_null() {
-        // Before the handle can be given again.
+        // Before NVIDIA can reuse the handle.
         // SAFETY: not null.
         programs().remove(unsafe { &*program });
     }
@@ -92,20 +101,8 @@ pub unsafe extern "C" fn nvrtcDestroyProgram(program: *mut Handle) -> c_int {
 /// Compiles a program, unless it is known.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcCompileProgram(program: Handle, count: c_int, options: *const *const c_char) -> c_int {
-    // SAFETY: the program passes `count` C strings.
-    let texts: Vec<CString> = (0..usize::try_from(count).unwrap_or(0))
-        .map(|i| unsafe { CStr::from_ptr(*options.add(i)) }.to_owned())
-        .collect();
-    let key = match programs().get_mut(&program) {
-        Some(known) => {
-            let options: Vec<&[u8]> = texts.iter().map(|text| text.as_bytes()).collect();
-            let key = toolkit().and_then(|toolkit| key(&known.source, &options, nvrtc_version(), &toolkit));
-            (known.options, known.kept, known.compiled) = (texts, None, key.is_none());
-            key
-        }
-        None => None,
-    };
-    let Some(key) = key else {
+    // SAFETY: the program's own arguments.
+    let Some(key) = unsafe { texts(count, options) }.and_then(|texts| key_of(program, texts)) else {
         // SAFETY: the program's own arguments.
         return unsafe { nvidia::nvrtcCompileProgram(program, count, options) };
     };
@@ -121,10 +118,37 @@ pub unsafe extern "C" fn nvrtcCompileProgram(program: Handle, count: c_int, opti
     match (code, kept) {
         (Some(code), _) => code,
         (None, Some(_)) => 0,
-        // It has failed for another caller. This one needs the log of its own.
+        // Another caller's compilation has failed. This caller needs its own log.
         // SAFETY: the program's own arguments.
         (None, None) => unsafe { nvidia::nvrtcCompileProgram(program, count, options) },
     }
+}
+
+/// The options of a compilation. `None` if they are not ones, which NVIDIA's library refuses.
+unsafe fn texts(count: c_int, options: *const *const c_char) -> Option<Vec<CString>> {
+    let count = usize::try_from(count).ok()?;
+    if count > 0 && options.is_null() {
+        return None;
+    }
+    // SAFETY: the program passes `count` C strings, or null.
+    let text = |option: *const c_char| (!option.is_null()).then(|| unsafe { CStr::from_ptr(option) }.to_owned());
+    // SAFETY: `options` has `count` elements.
+    (0..count).map(|i| text(unsafe { *options.add(i) })).collect()
+}
+
+/// The key of a program with these options, if it is one to keep.
+fn key_of(program: Handle, options: Vec<CString>) -> Option<Vec<u8>> {
+    let (mut programs, version) = (programs(), nvrtc_version());
+    let known = programs.get_mut(&program)?;
+    let key = toolkit().and_then(|toolkit| {
+        let options: Vec<&[u8]> = options.iter().map(|option| option.as_bytes()).collect();
+        key(&known.source, &options, version, &toolkit)
+    });
+    // The key has the text now. CubeCL destroys no program, so a second copy would stay. A second compilation under this
+    // handle goes to NVIDIA's library.
+    *known =
+        Program { source: Source { more: true, ..Source::default() }, options, kept: None, compiled: key.is_none() };
+    key
 }
 
 fn toolkit() -> Option<PathBuf> {
@@ -155,9 +179,9 @@ fn answers(program: Handle) -> Option<Compiled> {
     })
 }
 
-/// Passes one of the kept answers to `give`. `None` if the program's are not kept.
-fn kept<R>(program: Handle, give: impl FnOnce(&Compiled) -> R) -> Option<R> {
-    programs().get(&program)?.kept.as_deref().map(give)
+/// The answer that is kept for a program, if there is one and a place for it, which NVIDIA's library refuses otherwise.
+fn kept<T>(program: Handle, to: *mut T) -> Option<Arc<Compiled>> {
+    programs().get(&program)?.kept.clone().filter(|_| !to.is_null())
 }
 
 /// Compiles a program that was answered from the store, for a question that the store cannot answer.
@@ -170,50 +194,67 @@ fn compile_now(program: Handle) {
         _ => return,
     };
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-    // SAFETY: the options are C strings, as many as `options` has. They have compiled this program before, so it does again.
+    // SAFETY: the options are C strings, as many as `options` has. They have compiled the same source before.
     unsafe { nvidia::nvrtcCompileProgram(program, c_int::try_from(options.len()).unwrap_or(0), options.as_ptr()) };
 }
 
-/// The length of the PTX, with its zero.
+/// The length of the PTX, with its NUL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcGetPTXSize(program: Handle, size: *mut usize) -> c_int {
+    let Some(compiled) = kept(program, size) else {
+        // SAFETY: the program's own arguments.
+        return unsafe { nvidia::nvrtcGetPTXSize(program, size) };
+    };
     // SAFETY: the program passes a place for the size.
-    kept(program, |compiled| unsafe { *size = compiled.ptx.len() })
-        .map_or_else(|| unsafe { nvidia::nvrtcGetPTXSize(program, size) }, |()| 0)
+    unsafe { *size = compiled.ptx.len() };
+    0
 }
 
 /// The PTX.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcGetPTX(program: Handle, to: *mut u8) -> c_int {
+    let Some(compiled) = kept(program, to) else {
+        // SAFETY: the program's own arguments.
+        return unsafe { nvidia::nvrtcGetPTX(program, to) };
+    };
     // SAFETY: the program passes a buffer of the size that it was told.
-    kept(program, |compiled| unsafe { compiled.ptx.as_ptr().copy_to(to, compiled.ptx.len()) })
-        .map_or_else(|| unsafe { nvidia::nvrtcGetPTX(program, to) }, |()| 0)
+    unsafe { compiled.ptx.as_ptr().copy_to(to, compiled.ptx.len()) };
+    0
 }
 
-/// The length of the log, with its zero.
+/// The length of the log, with its NUL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcGetProgramLogSize(program: Handle, size: *mut usize) -> c_int {
+    let Some(compiled) = kept(program, size) else {
+        // SAFETY: the program's own arguments.
+        return unsafe { nvidia::nvrtcGetProgramLogSize(program, size) };
+    };
     // SAFETY: the program passes a place for the size.
-    kept(program, |compiled| unsafe { *size = compiled.log.len() })
-        .map_or_else(|| unsafe { nvidia::nvrtcGetProgramLogSize(program, size) }, |()| 0)
+    unsafe { *size = compiled.log.len() };
+    0
 }
 
 /// The log of the compilation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcGetProgramLog(program: Handle, to: *mut u8) -> c_int {
+    let Some(compiled) = kept(program, to) else {
+        // SAFETY: the program's own arguments.
+        return unsafe { nvidia::nvrtcGetProgramLog(program, to) };
+    };
     // SAFETY: the program passes a buffer of the size that it was told.
-    kept(program, |compiled| unsafe { compiled.log.as_ptr().copy_to(to, compiled.log.len()) })
-        .map_or_else(|| unsafe { nvidia::nvrtcGetProgramLog(program, to) }, |()| 0)
+    unsafe { compiled.log.as_ptr().copy_to(to, compiled.log.len()) };
+    0
 }
 
-/// Marks a program as one that is not kept.
+/// Excludes a program from the store.
 fn leave(program: Handle) {
+    compile_now(program);
     if let Some(known) = programs().get_mut(&program) {
         known.source.more = true;
     }
 }
 
-/// Nothing is to be done before the call.
+/// Does nothing.
 fn nothing<T>(_: T) {}
 
 /// Exports functions that pass the call on, after `$first` of their first argument.

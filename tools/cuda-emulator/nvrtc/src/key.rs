@@ -1,6 +1,6 @@
 //! Which programs are kept, and what tells them apart.
 
-use std::path::Path;
+use std::path::{Component, Path};
 
 /// What a program is made of.
 #[derive(Debug, Default)]
@@ -14,13 +14,21 @@ pub struct Source {
 }
 
 /// What tells the program, compiled with `options` by NVRTC `version`, from others. `None` if it is not one to keep: it
-/// could depend on files outside `toolkit`, or answers of NVRTC would be missing.
+/// could depend on files outside `toolkit`, on the time, or on answers of NVRTC that the store does not have.
 pub fn key(source: &Source, options: &[&[u8]], version: (i32, i32), toolkit: &Path) -> Option<Vec<u8>> {
-    let quotes = source.text.split(|byte| *byte == b'\n').any(|line| line.contains(&b'"') && includes(line));
-    if source.more || quotes || !options.iter().all(|option| known(option, toolkit)) {
+    let text = str::from_utf8(&source.text).ok()?;
+    // A directive may go on after a backslash at the end of a line.
+    let refused = ["\\\n", "\\\r", "__DATE__", "__TIME"].iter().any(|part| text.contains(part));
+    let plain = text.lines().all(|line| !line.contains("include") || includes_plainly(line));
+    if source.more
+        || refused
+        || !plain
+        || !toolkit.is_absolute()
+        || !options.iter().all(|option| known(option, toolkit))
+    {
         return None;
     }
-    let mut key = format!("NVRTC {}.{}", version.0, version.1).into_bytes();
+    let mut key = format!("format 1, NVRTC {}.{}", version.0, version.1).into_bytes();
     for part in options.iter().copied().chain([&*source.name, &*source.text]) {
         key.push(0);
         key.extend(part);
@@ -28,15 +36,27 @@ pub fn key(source: &Source, options: &[&[u8]], version: (i32, i32), toolkit: &Pa
     Some(key)
 }
 
-fn includes(line: &[u8]) -> bool {
-    line.windows(7).any(|window| window == b"include")
+/// Whether the line is `#include <NAME>` with a name that only an include folder has.
+fn includes_plainly(line: &str) -> bool {
+    let name = line.trim().strip_prefix('#').and_then(|rest| rest.trim_start().strip_prefix("include"));
+    let name = name.and_then(|rest| rest.trim_start().strip_prefix('<')?.strip_suffix('>')).map(Path::new);
+    // NVRTC may also look in the working directory.
+    name.is_some_and(|name| stays_inside(name) && !name.is_absolute() && !name.exists())
+}
+
+fn stays_inside(path: &Path) -> bool {
+    path.components().all(|part| part != Component::ParentDir)
 }
 
 fn known(option: &[u8], toolkit: &Path) -> bool {
     let Ok(option) = str::from_utf8(option) else { return false };
     match option.split_once('=') {
         Some(("--gpu-architecture", _)) => true,
-        Some(("--include-path", folder)) => Path::new(folder).starts_with(toolkit),
+        Some(("--include-path", folder)) => {
+            // Commas may separate several folders.
+            let inside = Path::new(folder).starts_with(toolkit) && stays_inside(Path::new(folder));
+            inside && !folder.contains(',')
+        }
         _ => option == "-lineinfo",
     }
 }
@@ -74,13 +94,33 @@ mod tests {
     #[test]
     fn programs_that_depend_on_more_are_not_kept() {
         assert_eq!(of(&Source { more: true, ..source("a") }, &OPTIONS, (12, 9)), None);
-        assert_eq!(of(&source("#include \"mine.h\""), &OPTIONS, (12, 9)), None);
-        assert_eq!(of(&source("#  include\t\"mine.h\""), &OPTIONS, (12, 9)), None);
-        for option in
-            ["--include-path=/home/me", "--include-path=/cudas", "--pre-include=mine.h", "-create-pch=a", "-time=-"]
-        {
+        let texts = [
+            "#include \"mine.h\"",
+            "#  include\t\"mine.h\"",
+            "#include </home/me/mine.h>",
+            "#include <../mine.h>",
+            "#include <Cargo.toml>", // in the working directory of a test
+            "#define H \"mine.h\"\n#include H",
+            "#include \\\n\"mine.h\"",
+            "#if __has_include(<mine.h>)",
+            "int x; // __TIMESTAMP__",
+        ];
+        for text in texts {
+            assert_eq!(of(&source(text), &OPTIONS, (12, 9)), None, "{text}");
+        }
+        for folder in ["/home/me", "/cudas", "/cuda/../home/me", "/cuda/include,/home/me"] {
+            let option = format!("--include-path={folder}");
             assert_eq!(of(&source("a"), &[option.as_bytes()], (12, 9)), None, "{option}");
         }
-        assert!(of(&source("#include <cuda_fp16.h>\nprintf(\"one\");"), &OPTIONS, (12, 9)).is_some());
+        for option in ["--pre-include=mine.h", "-create-pch=a", "-time=-", "-DX"] {
+            assert_eq!(of(&source("a"), &[option.as_bytes()], (12, 9)), None, "{option}");
+        }
+        assert_eq!(
+            key(&source("a"), &[b"--include-path=cuda/include"], (12, 9), Path::new("cuda")),
+            None,
+            "a relative CUDA_PATH"
+        );
+        let text = "#include <cuda_fp16.h>\n # include <cuda/barrier> \r\nprintf(\"one\\n\");";
+        assert!(of(&source(text), &OPTIONS, (12, 9)).is_some());
     }
 }

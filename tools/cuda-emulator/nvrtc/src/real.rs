@@ -1,16 +1,19 @@
 //! NVIDIA's library.
 
+use crate::say::say;
 use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;
 
-/// The address of a function of `libnvrtc.so.12`, whose name ends in zero. Null if there is no such library or function.
+/// The address of a function of `libnvrtc.so.12`. Null if there is no such library or function. `name` ends in a NUL.
 pub fn symbol(name: &str) -> *mut c_void {
     static LIBRARY: OnceLock<usize> = OnceLock::new();
     let library = *LIBRARY.get_or_init(|| {
         // SAFETY: the name ends in zero; NVRTC's constructors have no conditions.
         let library = unsafe { libc::dlopen(c"libnvrtc.so.12".as_ptr(), libc::RTLD_NOW) };
         if library.is_null() {
-            eprintln!("nvrtc-cache: there is no libnvrtc.so.12; install it, or name its folder in LD_LIBRARY_PATH");
+            // SAFETY: dlopen has just failed in this thread, so there is a message.
+            let why = unsafe { CStr::from_ptr(libc::dlerror()) };
+            say(&format!("{}; install NVRTC 12, or put its folder into LD_LIBRARY_PATH", why.to_string_lossy()));
         }
         library as usize
     });

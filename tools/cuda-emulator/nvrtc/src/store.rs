@@ -1,9 +1,10 @@
 //! What has been compiled: in memory, and in a folder.
 
+use crate::say::say;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::{fs, io, process};
 
 /// What NVRTC answers for a program that it has compiled without an error.
@@ -18,20 +19,20 @@ pub struct Compiled {
 type Slot = Arc<OnceLock<Option<Arc<Compiled>>>>;
 
 /// Compiled programs by their keys.
-#[derive(Default)]
 pub struct Store {
     folder: Option<PathBuf>,
+    warned: Once,
     slots: Mutex<HashMap<Vec<u8>, Slot>>,
 }
 
 impl Store {
     /// A store that also keeps programs in `folder`, which is created with the first one.
     pub fn new(folder: Option<PathBuf>) -> Self {
-        Self { folder, slots: Mutex::default() }
+        Self { folder, warned: Once::new(), slots: Mutex::default() }
     }
 
     /// The compiled program of `key`, or what `compile` makes of it. Callers that ask for the same program at the same
-    /// time wait for one of them to compile it. `None` if `compile` has failed, then and for this key ever after.
+    /// time wait for one of them to compile it. `None` if `compile` has failed, now or earlier.
     pub fn get(&self, key: &[u8], compile: impl FnOnce() -> Option<Compiled>) -> Option<Arc<Compiled>> {
         let slot =
             Arc::clone(self.slots.lock().unwrap_or_else(PoisonError::into_inner).entry(key.to_vec()).or_default());
@@ -44,7 +45,8 @@ impl Store {
             }
             let compiled = compile()?;
             if let Err(why) = write(&file, &encode(&compiled, key)) {
-                eprintln!("nvrtc-cache: {}: {why}; the program will be compiled again", file.display());
+                let warn = || say(&format!("{}: {why}; the next process will compile this again", file.display()));
+                self.warned.call_once(warn);
             }
             Some(Arc::new(compiled))
         })
@@ -65,8 +67,8 @@ fn write(file: &Path, bytes: &[u8]) -> io::Result<()> {
         fs::create_dir_all(folder)?;
     }
     let new = file.with_extension(process::id().to_string());
-    fs::write(&new, bytes)?;
-    fs::rename(&new, file)
+    // What is left of a file that could not be written would keep a full disk full.
+    fs::write(&new, bytes).and_then(|()| fs::rename(&new, file)).inspect_err(|_| drop(fs::remove_file(&new)))
 }
 
 /// Key, log and PTX, each after its length.
@@ -94,8 +96,10 @@ fn decode(mut bytes: &[u8], key: &[u8]) -> Option<Compiled> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Barrier;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
+    use std::time::Duration;
 
     fn compiled(text: &str) -> Compiled {
         Compiled { ptx: text.into(), log: b"a warning\0".into() }
@@ -103,12 +107,14 @@ mod tests {
 
     #[test]
     fn threads_that_ask_at_once_compile_once() {
-        let (store, count) = (Store::new(None), AtomicUsize::new(0));
+        let (store, count, start) = (Store::new(None), AtomicUsize::new(0), Barrier::new(8));
         thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
+                    start.wait();
                     let found = store.get(b"key", || {
                         count.fetch_add(1, Ordering::Relaxed);
+                        thread::sleep(Duration::from_millis(50));
                         Some(compiled("ptx"))
                     });
                     assert_eq!(*found.unwrap(), compiled("ptx"));
@@ -149,6 +155,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = || Store::new(Some(folder.path().into()));
         assert!(store().get(b"key", || None).is_none());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         assert!(store().get(b"key", || Some(compiled("now"))).is_some());
     }
 }

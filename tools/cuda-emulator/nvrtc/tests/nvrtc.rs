@@ -1,8 +1,10 @@
-//! With NVIDIA's NVRTC:
+//! Tests against NVIDIA's NVRTC:
 //!
 //! ```sh
-//! bash scripts/emulated-cuda.sh cargo test -p nvrtc-cache -- --ignored
+//! KILN_NVRTC_CACHE= bash scripts/emulated-cuda.sh cargo test -p nvrtc-cache -- --ignored
 //! ```
+//!
+//! The variable is empty, so that a program is new to each run.
 
 use nvrtc_cache::api;
 use std::ffi::{CString, c_char, c_int};
@@ -16,19 +18,27 @@ const SOURCE: &str = "#include <cuda_fp16.h>\nextern \"C\" __global__ void half_
 struct Program(usize);
 
 impl Program {
-    /// The result of compiling, and the program.
-    fn compile(source: &str, options: &[String]) -> (c_int, Self) {
-        let source = CString::new(source).unwrap();
+    fn new(source: &str) -> Self {
+        let (source, mut handle) = (CString::new(source).unwrap(), 0);
+        // SAFETY: a C string and a place for the handle.
+        let code = unsafe {
+            api::nvrtcCreateProgram(&raw mut handle, source.as_ptr(), ptr::null(), 0, ptr::null(), ptr::null())
+        };
+        assert_eq!(code, 0, "nvrtcCreateProgram");
+        Self(handle)
+    }
+
+    fn compile_with(&self, options: &[String]) -> c_int {
         let options: Vec<CString> = options.iter().map(|option| CString::new(option.as_str()).unwrap()).collect();
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        let mut handle = 0;
-        // SAFETY: C strings and places that live through the calls.
-        unsafe {
-            let code =
-                api::nvrtcCreateProgram(&raw mut handle, source.as_ptr(), ptr::null(), 0, ptr::null(), ptr::null());
-            assert_eq!(code, 0, "nvrtcCreateProgram");
-            (api::nvrtcCompileProgram(handle, options.len() as c_int, options.as_ptr()), Self(handle))
-        }
+        // SAFETY: C strings that live through the call.
+        unsafe { api::nvrtcCompileProgram(self.0, options.len() as c_int, options.as_ptr()) }
+    }
+
+    /// The result of compiling, and the program.
+    fn compile(source: &str, options: &[String]) -> (c_int, Self) {
+        let program = Self::new(source);
+        (program.compile_with(options), program)
     }
 
     fn read(
@@ -77,19 +87,90 @@ fn options(more: &[&str]) -> Vec<String> {
     options
 }
 
+/// Whether NVIDIA's library has compiled the program, which it says itself.
+fn compiled_by_nvidia(program: &Program) -> bool {
+    let mut size = 0;
+    // SAFETY: the name is a C string, and the function has this type; a place for a size.
+    unsafe {
+        let library = libc::dlopen(c"libnvrtc.so.12".as_ptr(), libc::RTLD_NOW);
+        let function = libc::dlsym(library, c"nvrtcGetPTXSize".as_ptr());
+        assert!(!function.is_null());
+        let function: unsafe extern "C" fn(usize, *mut usize) -> c_int = std::mem::transmute(function);
+        // Without a compilation the PTX is empty.
+        function(program.0, &raw mut size) == 0 && size > 1
+    }
+}
+
 #[test]
 #[ignore = "needs NVRTC"]
 fn answers_are_those_of_nvrtc() {
-    // A macro is an option of programs that are not kept.
+    // Programs compiled with `-D` are never kept.
     let (code, foreign) = Program::compile(SOURCE, &options(&["-lineinfo", "-DUNUSED"]));
     assert_eq!(code, 0, "{}", foreign.log());
-    for time in ["first", "second"] {
+    for new in [true, false] {
         let (code, program) = Program::compile(SOURCE, &options(&["-lineinfo"]));
-        assert_eq!(code, 0, "{time}: {}", program.log());
-        assert_eq!(program.ptx(), foreign.ptx(), "{time}");
-        assert_eq!(program.log(), foreign.log(), "{time}");
-        assert!(program.log().contains("unused"), "{time}: NVRTC warns: {}", program.log());
-        assert_eq!(program.cubin_size(), foreign.cubin_size(), "{time}: machine code is not kept");
+        assert_eq!(code, 0, "{}", program.log());
+        assert_eq!(compiled_by_nvidia(&program), new);
+        assert_eq!(program.ptx(), foreign.ptx());
+        assert_eq!(program.log(), foreign.log());
+        assert!(program.log().contains("unused"), "NVRTC warns: {}", program.log());
+        assert_eq!(program.cubin_size(), foreign.cubin_size(), "machine code is not kept");
+        assert!(compiled_by_nvidia(&program));
+    }
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn names_of_templates_are_those_of_nvrtc() {
+    let source = "template <typename T> __global__ void twice(T *x) { x[threadIdx.x] *= 2; }";
+    for _ in 0..2 {
+        let program = Program::new(source);
+        // SAFETY: C strings, and a place for a name.
+        unsafe {
+            assert_eq!(api::nvrtcAddNameExpression(program.0, c"twice<float>".as_ptr()), 0);
+            assert_eq!(program.compile_with(&options(&[])), 0, "{}", program.log());
+            let mut name = ptr::null();
+            assert_eq!(api::nvrtcGetLoweredName(program.0, c"twice<float>".as_ptr(), &raw mut name), 0);
+            assert!(program.ptx().contains(std::ffi::CStr::from_ptr(name).to_str().unwrap()));
+            assert_eq!(api::nvrtcAddNameExpression(program.0, c"twice<int>".as_ptr()), 8, "too late");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn a_handle_compiled_twice_has_the_last_ptx() {
+    let program = Program::new(SOURCE);
+    assert_eq!(program.compile_with(&options(&[])), 0);
+    assert!(program.ptx().contains(".target sm_80"));
+    let mut hopper = options(&[]);
+    hopper[0] = "--gpu-architecture=sm_90a".to_owned();
+    assert_eq!(program.compile_with(&hopper), 0);
+    assert!(program.ptx().contains(".target sm_90a"));
+}
+
+/// The library that the script installs, not the crate that this test is linked with.
+#[test]
+#[ignore = "needs NVRTC"]
+fn the_library_has_the_functions_of_nvrtc() {
+    // What `nm -D` lists for NVRTC 12.9, but for `__nvrtcCPEx`, which has no documentation.
+    let names = "AddNameExpression CompileProgram CreateProgram DestroyProgram GetCUBIN GetCUBINSize GetErrorString GetLTOIR \
+        GetLTOIRSize GetLoweredName GetNVVM GetNVVMSize GetNumSupportedArchs GetOptiXIR GetOptiXIRSize GetPCHCreateStatus \
+        GetPCHHeapSize GetPCHHeapSizeRequired GetPTX GetPTXSize GetProgramLog GetProgramLogSize GetSupportedArchs \
+        SetFlowCallback SetPCHHeapSize Version";
+    // SAFETY: the names are C strings.
+    unsafe {
+        let library = libc::dlopen(c"libnvrtc.so".as_ptr(), libc::RTLD_NOW);
+        assert!(!library.is_null());
+        for name in names.split_whitespace() {
+            let symbol = CString::new(format!("nvrtc{name}")).unwrap();
+            let function = libc::dlsym(library, symbol.as_ptr());
+            assert!(!function.is_null(), "nvrtc{name}");
+            let mut found = std::mem::zeroed::<libc::Dl_info>();
+            assert!(libc::dladdr(function, &raw mut found) != 0);
+            let file = std::ffi::CStr::from_ptr(found.dli_fname).to_str().unwrap();
+            assert!(file.ends_with("libnvrtc.so"), "nvrtc{name} is in {file}");
+        }
     }
 }
 
@@ -103,7 +184,7 @@ fn an_error_has_its_log_each_time() {
     }
 }
 
-/// What the test below runs again in processes of its own.
+/// What the test below runs in other processes.
 #[test]
 #[ignore = "needs NVRTC"]
 fn prints_the_ptx() {
@@ -127,7 +208,7 @@ fn a_second_process_takes_what_the_first_has_kept() {
     assert!(another_process(folder.path()).contains("half_of"));
     let files: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
     let [file] = &files[..] else { panic!("one program, one file: {files:?}") };
-    // The kept PTX is told from a new one by a letter.
+    // One changed letter tells the kept PTX from a new one.
     let mut bytes = fs::read(file).unwrap();
     let place = bytes.windows(8).rposition(|window| window == b"half_of(").unwrap();
     bytes[place] = b'H';
