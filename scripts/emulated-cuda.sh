@@ -8,8 +8,8 @@
 # compiles each program once; its README lists the settings. The first run also downloads NVRTC, CUDA's headers, libdevice
 # and ptxas from PyPI, about 350 MB. Everything stays in ${XDG_DATA_HOME:-$HOME/.local/share}/kiln-emulated-cuda.
 #
-# The command sees LD_LIBRARY_PATH, CUDA_PATH and CUDA_HOME, and runs in the current folder. KILN_EMULATED_PTXAS=1 uses
-# the ptxas of that installation. Nothing that runs here is a result of a GPU.
+# The command sees LD_LIBRARY_PATH, CUDA_PATH, CUDA_HOME and CUDA_LIBRARY_PATH, and runs in the current folder.
+# KILN_EMULATED_PTXAS=1 uses the ptxas of that installation. Nothing that runs here is a result of a GPU.
 set -euo pipefail
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -79,6 +79,9 @@ install_libraries() {
     install_library "$target/release/libemulated_nccl.so" libnccl.so.2
     install_library "$target/release/libnvrtc_cache.so" libnvrtc.so
     ln -sf libcuda.so.1 "$home/lib/libcuda.so"
+    # What programs are linked with, where a toolkit has it.
+    mkdir -p "$home/toolkit/lib64/stubs"
+    ln -sf ../../../lib/libcuda.so.1 "$home/toolkit/lib64/stubs/libcuda.so"
 }
 
 case ${1:-} in
@@ -90,7 +93,7 @@ esac
 [[ $# -gt 0 ]] || fail "no command is given: bash scripts/emulated-cuda.sh COMMAND [ARGUMENT...]"
 install_toolkit
 install_libraries
-export CUDA_PATH=$home/toolkit CUDA_HOME=$home/toolkit
+export CUDA_PATH=$home/toolkit CUDA_HOME=$home/toolkit CUDA_LIBRARY_PATH=$home/toolkit
 export LD_LIBRARY_PATH=$home/lib:$home/toolkit/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export KILN_NVRTC_CACHE=${KILN_NVRTC_CACHE-$home/compiled}
 # CubeCL caches measurements by the kind of card. Those of emulated cards must not be used for real ones.

@@ -40,6 +40,30 @@ fn shuffles_are_those_of_the_manuals_formula() {
 }
 
 #[test]
+fn exchanges_without_a_mask_are_those_of_the_lanes_that_run() {
+    // "shfl (deprecated)" and "vote (deprecated)", which targets before sm_70 have. Odd lanes take the other way.
+    let text = |target: &str| {
+        format!(
+            ".version 6.0\n.target {target}\n.address_size 64\n.visible .entry k(.param .u64 out) {{
+             .reg .pred %p<3>; .reg .b32 %r<6>; .reg .b64 %rd<3>;
+             ld.param.u64 %rd0, [out]; mov.u32 %r0, %tid.x; and.b32 %r3, %r0, 1; setp.eq.u32 %p2, %r3, 1;
+             mov.u32 %r1, 0; mov.u32 %r2, 0;
+             @!%p2 bra END;
+             setp.gt.u32 %p1, %r0, 15; vote.ballot.b32 %r1, %p1; shfl.down.b32 %r2, %r0, 2, 31;
+             END: mul.wide.u32 %rd1, %r0, 8; add.s64 %rd1, %rd0, %rd1; st.global.v2.u32 [%rd1], {{%r1, %r2}}; ret;\n}}"
+        )
+    };
+    let card = Card::new(&text("sm_60"));
+    let out = card.buffer(&[0u32; 64]);
+    card.launch("k", 1, 32, 0, &[out.into()]).unwrap();
+    for (lane, found) in card.read::<u32>(out, 64).chunks(2).enumerate() {
+        let down = if lane < 30 { lane as u32 + 2 } else { lane as u32 };
+        assert_eq!(found, if lane % 2 == 1 { [0xaaaa_0000, down] } else { [0, 0] }, "lane {lane}");
+    }
+    assert_eq!(Card::new(&text("sm_70")).module.unsupported().len(), 2, "they need a mask from sm_70 on");
+}
+
+#[test]
 fn exchanges_of_some_lanes() {
     // "vote", "match", "redux", "elect": over the lanes of the mask. Odd lanes take the other way.
     let odd = "and.b32 %r3, %r0, 1; setp.eq.u32 %p2, %r3, 1; shr.u32 %r4, %r0, 3; mov.u32 %r1, 0;";

@@ -2,9 +2,15 @@
 
 use super::body::Body;
 use super::operands::{Op, Result, bits};
-use crate::code::{Barrier, BarrierKind, Exchange, ExchangeOp, Inst, NONE};
+use super::target;
+use crate::code::{Barrier, BarrierKind, Exchange, ExchangeOp, Inst, NONE, Src};
 use crate::options::Class;
 use crate::parse::ast::Operand;
+
+/// An exchange without operands.
+fn exchange(op: ExchangeOp) -> Exchange {
+    Exchange { op, members: NONE, d: NONE, p: NONE, a: NONE, b: NONE, c: NONE, pred: NONE, wide: false }
+}
 
 impl<'t> Body<'_, 't> {
     pub fn warp(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<bool> {
@@ -18,8 +24,9 @@ impl<'t> Body<'_, 't> {
 
     fn exchange(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<()> {
         use ExchangeOp as E;
-        if op.name != "activemask" && !op.has("sync") {
-            return Err("forms without '.sync' are not emulated".to_owned());
+        let with_mask = op.has("sync") || op.name == "activemask";
+        if !with_mask && self.builder.target >= target::SM_70 {
+            return Err("without '.sync', this is for targets before sm_70".to_owned());
         }
         let of = op.of().unwrap_or("b32");
         let signed = of == "s32";
@@ -45,17 +52,7 @@ impl<'t> Body<'_, 't> {
             "elect" => E::Elect,
             _ => return Err("this form is not emulated".to_owned()),
         };
-        let mut made = Exchange {
-            op: kind,
-            members: NONE,
-            d: NONE,
-            p: NONE,
-            a: NONE,
-            b: NONE,
-            c: NONE,
-            pred: NONE,
-            wide: bits(of) == 64,
-        };
+        let mut made = Exchange { wide: bits(of) == 64, ..exchange(kind) };
         let (first, rest) = args.split_first().ok_or("operands are missing")?;
         if matches!(first, Operand::Pair(..)) && !matches!(op.name, "shfl" | "elect") && kind != E::MatchAll {
             return Err("one result is expected".to_owned());
@@ -68,12 +65,12 @@ impl<'t> Body<'_, 't> {
             other => other.clone(),
         };
         match (op.name, rest) {
-            ("shfl", [a, b, c, members]) => {
+            ("shfl", [a, b, c, members @ ..]) => {
                 made.d = self.dst(&value, "b32")?;
                 (made.a, made.b) = (self.src(a, "b32")?, self.src(b, "b32")?);
-                (made.c, made.members) = (self.src(c, "b32")?, self.src(members, "b32")?);
+                (made.c, made.members) = (self.src(c, "b32")?, self.members(with_mask, members)?);
             }
-            ("vote", [pred, members]) => {
+            ("vote", [pred, members @ ..]) => {
                 if kind == E::VoteBallot {
                     made.d = self.dst(&value, "b32")?;
                 } else {
@@ -81,7 +78,7 @@ impl<'t> Body<'_, 't> {
                     made.p = self.predicate_out(p)?;
                 }
                 made.pred = self.predicate(pred)?;
-                made.members = self.src(members, "b32")?;
+                made.members = self.members(with_mask, members)?;
             }
             ("match", [a, members]) => {
                 made.d = self.dst(&value, "b32")?;
@@ -103,21 +100,28 @@ impl<'t> Body<'_, 't> {
         Ok(())
     }
 
+    /// The lanes that take part: those of the mask, or, in forms without one, those that execute the instruction.
+    fn members(&mut self, with_mask: bool, args: &[Operand<'t>]) -> Result<Src> {
+        match args {
+            [mask] if with_mask => self.src(mask, "b32"),
+            [] if !with_mask => {
+                let row = self.temporary(false);
+                // Of integers, like all that prepares operands.
+                self.emit(
+                    Class::Integer,
+                    Inst::Exchange(Box::new(Exchange { d: row, ..exchange(ExchangeOp::ActiveMask) })),
+                );
+                Ok(row)
+            }
+            _ => Err("another number of operands is expected".to_owned()),
+        }
+    }
+
     fn barrier(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<()> {
         let zero = self.builder.constant(0, false);
         if op.has("warp") {
             let members = self.src(args.first().ok_or("a mask is expected")?, "b32")?;
-            let made = Exchange {
-                op: ExchangeOp::WarpSync,
-                members,
-                d: NONE,
-                p: NONE,
-                a: NONE,
-                b: NONE,
-                c: NONE,
-                pred: NONE,
-                wide: false,
-            };
+            let made = Exchange { members, ..exchange(ExchangeOp::WarpSync) };
             self.emit(Class::Sync, Inst::Exchange(Box::new(made)));
             return Ok(());
         }
