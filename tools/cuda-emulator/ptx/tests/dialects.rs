@@ -53,6 +53,35 @@ fn a_function_is_called_by_its_number_in_a_table() {
     assert_eq!(card.read::<u32>(out, 32), expected);
 }
 
+/// clang and rustc give a function a second name so. The header is on one line.
+#[test]
+fn an_alias_is_the_function_that_it_names() {
+    let card = Card::new(
+        ".version 6.3 .target sm_50, debug .address_size 64
+.visible .func (.param .b32 r) same(.param .b32 p);
+.visible .func (.param .b32 r) twice(.param .b32 p) {
+    .reg .b32 %r<2>;
+    ld.param.b32 %r0, [p]; shl.b32 %r1, %r0, 1; st.param.b32 [r], %r1; ret;
+}
+.alias same, twice;
+.entry k(.param .u64 out) {
+    .reg .b32 %r<3>; .reg .b64 %rd<2>;
+    mov.u32 %r0, %tid.x;
+    {
+        .param .b32 to; .param .b32 from;
+        st.param.b32 [from], %r0;
+        call (to), same, (from);
+        ld.param.b32 %r1, [to];
+    }
+    ld.param.u64 %rd0, [out]; mad.wide.u32 %rd0, %r0, 4, %rd0; st.global.u32 [%rd0], %r1;
+    ret;
+}",
+    );
+    let out = card.buffer(&[0u32; 32]);
+    card.launch("k", 1, 32, 0, &[out.into()]).unwrap();
+    assert_eq!(card.read::<u32>(out, 32), (0..32).map(|i| 2 * i).collect::<Vec<u32>>());
+}
+
 #[test]
 fn elements_are_counted_by_their_size() {
     let card = Card::new(

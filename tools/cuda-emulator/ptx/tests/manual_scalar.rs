@@ -110,6 +110,7 @@ fn approximations_of_f64_look_at_upper_halves_and_flush() {
         ("rcp.approx.ftz.f64 %d1, 0d800fffffffffffff; mov.b64 %rd1, %d1;", f64::NEG_INFINITY.to_bits()),
         ("rsqrt.approx.ftz.f64 %d1, 0d0000000000000001; mov.b64 %rd1, %d1;", f64::INFINITY.to_bits()),
         ("rsqrt.approx.f64 %d1, 0d0000000000000001; mov.b64 %rd1, %d1;", 0x6180_0000_0000_0000),
+        ("rsqrt.approx.f64 %d1, 0d4008000000000000; mov.b64 %rd1, %d1;", (1.0 / 3f64.sqrt()).to_bits()),
     ]);
 }
 
@@ -123,6 +124,24 @@ fn integers_that_stop_at_zero_or_at_their_ends() {
         ("min.relu.s16x2 %r1, 0x00050009, 0xfffe0007;", 0x0000_0007),
         ("mad24.hi.sat.s32 %r1, 0x7fffff, 0x7fffff, 0x7fffffff;", 0x7fff_ffff),
         ("mad24.hi.sat.s32 %r1, 0x800000, 0x7fffff, 0;", 0xc000_0080),
+    ]);
+}
+
+#[test]
+fn a_difference_sets_the_carry_unless_it_borrows() {
+    // "sub.cc" leaves open how a borrow is kept. What ptxas 12.9 makes of these is a + !b + 1, and NVRTC's division of
+    // 128-bit integers counts on it.
+    table(&[
+        ("mov.u32 %r2, 5; sub.cc.u32 %r3, %r2, 3; addc.u32 %r1, 0, 0;", 1),
+        ("mov.u32 %r2, 3; sub.cc.u32 %r3, %r2, 5; addc.u32 %r1, 0, 0;", 0),
+        ("mov.u32 %r2, 5; add.cc.u32 %r3, %r2, 3; subc.u32 %r1, 10, 0;", 9),
+        ("mov.u32 %r2, -1; add.cc.u32 %r3, %r2, 5; subc.u32 %r1, 10, 0;", 10),
+        ("mov.u32 %r2, 3; sub.cc.u32 %r3, %r2, 5; subc.u32 %r1, 10, 0;", 9),
+        ("mov.u32 %r2, 3; sub.cc.u32 %r3, %r2, 5; madc.lo.u32 %r1, 2, 3, 0;", 6),
+    ]);
+    wide(&[
+        ("mov.u64 %rd2, 3; sub.cc.u64 %rd3, %rd2, 5; addc.u64 %rd1, 0, 0;", 0),
+        ("mov.u64 %rd2, 5; sub.cc.u64 %rd3, %rd2, 5; subc.u64 %rd1, 10, 0;", 10),
     ]);
 }
 

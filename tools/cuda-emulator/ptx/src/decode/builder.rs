@@ -78,6 +78,11 @@ impl<'t> Builder<'t> {
             };
             builder.externals.insert(function.name, external);
         }
+        for (name, of) in &ast.aliases {
+            if let Some(returned) = builder.returns.get(of).cloned() {
+                builder.returns.insert(name, returned);
+            }
+        }
         builder.lay_out_shared(ast);
         builder
     }

@@ -36,7 +36,7 @@ use operands::literal;
 /// Decodes a module and allocates its variables.
 pub(crate) fn decode(text: &str, ast: &Ast<'_>, memory: &Memory) -> Result<Module, PtxError> {
     let mut builder = Builder::new(ast);
-    builder.target = target::of_module(text);
+    builder.target = target::of_name(ast.target);
     let mut variables: Vec<(String, Variable)> = Vec::new();
     let made = allocate(ast, memory, &mut builder, &mut variables).and_then(|()| fill(ast, memory, &builder));
     if let Err(error) = made {
@@ -60,6 +60,12 @@ pub(crate) fn decode(text: &str, ast: &Ast<'_>, memory: &Memory) -> Result<Modul
         }
         if function.entry {
             kernels.push((kernel(function, frame, &builder), number as usize));
+        }
+    }
+    for (name, of) in &ast.aliases {
+        let numbers = (builder.functions.get(name), builder.functions.get(of));
+        if let (Some(&name), Some(&of)) = numbers {
+            frames[name as usize] = frames[of as usize].clone();
         }
     }
     let program = Arc::new(builder.finish(frames, text));

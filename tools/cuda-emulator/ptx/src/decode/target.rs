@@ -21,11 +21,9 @@ pub(super) const SM_90: Target = 900;
 const SM_90A: Target = 901;
 const SM_100: Target = 1000;
 
-/// The target that a module's text names; unknown ones have everything.
-pub(super) fn of_module(text: &str) -> Target {
-    let line = text.lines().map(str::trim_start).find_map(|line| line.strip_prefix(".target"));
-    let name = line.and_then(|line| line.split([',', ' ', '\t', ';']).find(|word| word.starts_with("sm_")));
-    let digits = name.unwrap_or_default().trim_start_matches("sm_");
+/// The target of this name; unknown ones have everything.
+pub(super) fn of_name(name: &str) -> Target {
+    let digits = name.trim_start_matches("sm_");
     let number: Option<u32> = digits.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok();
     number.map_or(u32::MAX, |number| 10 * number + u32::from(digits.ends_with(|c: char| c.is_ascii_alphabetic())))
 }

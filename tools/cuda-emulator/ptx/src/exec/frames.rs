@@ -36,7 +36,10 @@ impl Machine<'_, '_> {
         };
         super::span::each(mask, |lane| {
             let (a, b, c) = (value(self, carry.a, lane), value(self, carry.b, lane), value(self, carry.c, lane));
-            let flag = carry.carry_in && flags >> lane & 1 != 0;
+            let set = flags >> lane & 1 != 0;
+            let flag = carry.carry_in && set;
+            // A difference sets the flag unless it borrows: it is a + !b + 1 on a card. `addc` after `sub.cc` sees that.
+            let borrow = carry.carry_in && !set;
             let (a, b) = match carry.op {
                 CarryOp::Add | CarryOp::Sub => (a, b),
                 CarryOp::MadLow if carry.wide => (a.wrapping_mul(b), c),
@@ -49,15 +52,14 @@ impl Machine<'_, '_> {
                 CarryOp::MadHigh { .. } => (u64::from(((i64::from(a as i32) * i64::from(b as i32)) >> 32) as u32), c),
             };
             let (result, carried) = match (carry.op, carry.wide) {
-                // A borrow is kept as it is.
                 (CarryOp::Sub, true) => {
                     let (x, first) = a.overflowing_sub(b);
-                    let (x, second) = x.overflowing_sub(flag.into());
-                    (x, first || second)
+                    let (x, second) = x.overflowing_sub(borrow.into());
+                    (x, !(first || second))
                 }
                 (CarryOp::Sub, false) => {
-                    let x = a.wrapping_sub(b).wrapping_sub(flag.into());
-                    (x & 0xffff_ffff, x >> 32 != 0)
+                    let x = a.wrapping_sub(b).wrapping_sub(borrow.into());
+                    (x & 0xffff_ffff, x >> 32 == 0)
                 }
                 (_, true) => {
                     let (x, first) = a.overflowing_add(b);

@@ -1,5 +1,6 @@
 //! Functions that cards approximate. Here each is the nearest `f32`, or one beside it: better than the card's.
 
+use super::double;
 use super::single::{canonical, flush};
 use super::{Map, lanes};
 
@@ -76,8 +77,8 @@ pub(crate) fn divide(ftz: bool) -> Map {
     }
 }
 
-/// `rcp.approx.ftz.f64`, `rsqrt.approx.ftz.f64` and `rsqrt.approx.f64`: the upper 32 bits of the result, and with
-/// `.ftz` of those of the operand.
+/// `rcp.approx.ftz.f64` and `rsqrt.approx.ftz.f64`: the upper 32 bits of the result, from those of the operand. On cards
+/// `rsqrt.approx.f64` is a program, precise to the last bits.
 pub(crate) fn f64(op: &str, ftz: bool) -> Option<Map> {
     #[inline(always)]
     fn upper(x: f64) -> f64 {
@@ -90,7 +91,7 @@ pub(crate) fn f64(op: &str, ftz: bool) -> Option<Map> {
     Some(match (op, ftz) {
         ("rcp", _) => lanes!(a: f64 => f64: upper(normal(1.0 / normal(upper(a))))),
         ("rsqrt", true) => lanes!(a: f64 => f64: upper(1.0 / normal(upper(a)).sqrt())),
-        ("rsqrt", false) => lanes!(a: f64 => f64: upper(1.0 / a.sqrt())),
+        ("rsqrt", false) => lanes!(a: f64 => f64: double::canonical(1.0 / a.sqrt())),
         _ => return None,
     })
 }

@@ -5,6 +5,10 @@
 pub(crate) struct Ast<'t> {
     pub variables: Vec<Declaration<'t>>,
     pub functions: Vec<Function<'t>>,
+    /// `sm_80` of `.target sm_80`.
+    pub target: &'t str,
+    /// Names and the functions that they stand for.
+    pub aliases: Vec<(&'t str, &'t str)>,
 }
 
 /// A state space that variables and addresses have.

@@ -30,7 +30,8 @@ pub(crate) fn lex(text: &str) -> Result<Vec<(Token<'_>, u32)>, PtxError> {
             at += 1;
         } else if byte.is_ascii_whitespace() || byte == 0 {
             at += 1;
-        } else if rest.starts_with(b"//") {
+        } else if rest.starts_with(b"//") || byte == b'#' {
+            // `# 1 "name"` is from a preprocessor.
             at += rest.iter().position(|&byte| byte == b'\n').unwrap_or(rest.len());
         } else if rest.starts_with(b"/*") {
             let end = rest.windows(2).position(|pair| pair == b"*/").map_or(rest.len(), |end| end + 2);
@@ -112,7 +113,7 @@ mod tests {
 
     #[test]
     fn numbers_names_and_comments() {
-        let text = "0f3F800000 0d3FF0000000000000 0xFFu 1.5e-3 -7 07 // x\n/* \n */ %tid.x ld.shared::cta.b32 L: a::b";
+        let text = "0f3F800000 0d3FF0000000000000 0xFFu 1.5e-3 -7 07 // x\n/* \n */ # 1 x.cu\n%tid.x ld.shared::cta.b32 L: a::b";
         let tokens = lex(text).unwrap();
         let expected = [
             (Token::F32(0x3f80_0000), 1),
@@ -122,11 +123,11 @@ mod tests {
             (Token::Sign(b'-'), 1),
             (Token::Int(7), 1),
             (Token::Int(7), 1),
-            (Token::Word("%tid.x"), 3),
-            (Token::Word("ld.shared::cta.b32"), 3),
-            (Token::Word("L"), 3),
-            (Token::Sign(b':'), 3),
-            (Token::Word("a::b"), 3),
+            (Token::Word("%tid.x"), 4),
+            (Token::Word("ld.shared::cta.b32"), 4),
+            (Token::Word("L"), 4),
+            (Token::Sign(b':'), 4),
+            (Token::Word("a::b"), 4),
         ];
         assert_eq!(tokens, expected);
         assert_eq!(lex("a\n`").unwrap_err().line, 2);

@@ -25,12 +25,12 @@ impl<'t> Parser<'t> {
     /// Skips what is for debuggers and the assembler only; whether there was such.
     fn skip_directive(&mut self, word: &str, line: u32) -> Result<bool> {
         match word {
-            ".file" | ".loc" | ".version" | ".target" | ".address_size" => self.skip_line(line),
+            ".file" | ".loc" => self.skip_line(line),
             ".section" => {
                 self.word()?;
                 self.skip_block()?;
             }
-            ".pragma" | ".alias" => while !matches!(self.next()?, Token::Sign(b';')) {},
+            ".pragma" => while !matches!(self.next()?, Token::Sign(b';')) {},
             _ => return Ok(false),
         }
         Ok(true)
@@ -38,15 +38,22 @@ impl<'t> Parser<'t> {
 
     fn module(mut self) -> Result<Ast<'t>> {
         let mut ast = Ast::default();
-        let (mut external, mut targeted) = (false, false);
+        let mut external = false;
         while self.peek().is_some() {
             let line = self.line();
             let word = self.word()?;
-            targeted |= word == ".target";
             if self.skip_directive(word, line)? {
                 continue;
             }
             match word {
+                ".version" | ".address_size" => drop(self.next()?),
+                ".target" => self.target(&mut ast)?,
+                ".alias" => {
+                    let name = self.word()?;
+                    self.expect(b',')?;
+                    ast.aliases.push((name, self.word()?));
+                    self.expect(b';')?;
+                }
                 ".visible" | ".weak" | ".common" => {}
                 ".extern" => external = true,
                 ".entry" | ".func" => {
@@ -69,10 +76,23 @@ impl<'t> Parser<'t> {
                 }
             }
         }
-        if !targeted {
+        if ast.target.is_empty() {
             return self.fail("no '.target': this is no PTX text");
         }
         Ok(ast)
+    }
+
+    /// `sm_80, debug`, in any order.
+    fn target(&mut self, ast: &mut Ast<'t>) -> Result<()> {
+        loop {
+            let word = self.word()?;
+            if word.starts_with("sm_") || ast.target.is_empty() {
+                ast.target = word;
+            }
+            if !self.eat(b',') {
+                return Ok(());
+            }
+        }
     }
 
     fn function(&mut self, entry: bool, line: u32) -> Result<Function<'t>> {
