@@ -1,10 +1,14 @@
 //! The captures in progress, and the calls that they forbid.
 
-use crate::abi::CUstream;
+use crate::abi::{CUgraph, CUgraphNode, CUstream};
+use crate::call::refuse;
 use crate::contexts::Context;
-use crate::engine::work::{Node, Nodes, Work};
+use crate::edges::CUgraphEdgeData;
+use crate::engine::work::Work;
 use crate::errors::{Answer, Code};
+use crate::graph::change;
 use crate::handles::fresh;
+use crate::streams::streams;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_uint;
@@ -17,6 +21,10 @@ pub struct Capture {
     pub id: u64,
     /// The stream that it began in.
     pub origin: CUstream,
+    /// The graph that its work becomes nodes of.
+    pub graph: CUgraph,
+    /// Whether it made the graph, and takes it along where it is lost.
+    pub owns_graph: bool,
     /// The context of that stream.
     context: usize,
     /// The thread that began it.
@@ -29,10 +37,10 @@ pub struct Capture {
 /// What a capture has so far.
 #[derive(Default)]
 pub struct State {
-    /// The nodes.
-    pub nodes: Nodes,
     /// By stream, the nodes that its next one comes after.
-    pub frontier: HashMap<CUstream, Vec<usize>>,
+    pub frontier: HashMap<CUstream, Vec<CUgraphNode>>,
+    /// By stream, the data of the edges from those nodes, where a client has asked for them.
+    pub edges: HashMap<CUstream, Vec<CUgraphEdgeData>>,
     /// Whether the capture is lost.
     pub invalid: bool,
 }
@@ -51,6 +59,19 @@ thread_local! {
 /// Sets what captures may forbid this thread, and returns what that was.
 pub fn exchange_mode(mode: c_uint) -> c_uint {
     MODE.replace(mode)
+}
+
+/// Refuses to do to a graph what may not be done while work is captured into it.
+///
+/// # Errors
+/// A capture into it is in progress, which goes on.
+pub fn forbid_graph(graph: CUgraph, what: &str) -> Answer {
+    // A capture whose stream was destroyed can no longer end.
+    let open = |capture: &Arc<Capture>| capture.graph == graph && streams().get(capture.origin).is_ok();
+    match active().iter().any(open) {
+        true => refuse(Code::INVALID_VALUE, &format!("{what} while work is captured into it")),
+        false => Ok(()),
+    }
 }
 
 /// Refuses a wait for a whole context that is being captured.
@@ -86,11 +107,16 @@ pub fn forbid(which: impl Fn(&Capture) -> bool, code: Code) -> Answer {
 }
 
 impl Capture {
-    /// Begins in a stream of a context.
-    pub fn new(stream: CUstream, context: usize, mode: c_uint) -> Self {
-        let state = State { frontier: HashMap::from([(stream, Vec::new())]), ..State::default() };
+    /// Begins in a stream of a context, after nodes of a graph.
+    pub fn new(
+        (stream, context): (CUstream, usize),
+        mode: c_uint,
+        (graph, owns_graph): (CUgraph, bool),
+        after: Vec<CUgraphNode>,
+    ) -> Self {
+        let state = State { frontier: HashMap::from([(stream, after)]), ..State::default() };
         let (id, thread) = (fresh() as u64, std::thread::current().id());
-        Self { id, origin: stream, context, thread, mode, state: Mutex::new(state) }
+        Self { id, origin: stream, graph, owns_graph, context, thread, mode, state: Mutex::new(state) }
     }
 
     /// Whether it captures work of a context.
@@ -114,23 +140,22 @@ impl Capture {
     }
 
     /// The nodes that the next one of a stream comes after.
-    pub fn frontier(&self, stream: CUstream) -> Vec<usize> {
+    pub fn frontier(&self, stream: CUstream) -> Vec<CUgraphNode> {
         self.state().frontier.get(&stream).cloned().unwrap_or_default()
     }
 
     /// Makes work of a stream a node.
     ///
     /// # Errors
-    /// The capture is lost.
+    /// The capture is lost, or its graph is destroyed.
     pub fn add(&self, stream: CUstream, work: Work) -> Answer {
         let mut state = self.state();
         if state.invalid {
             return Err(Code::STREAM_CAPTURE_INVALIDATED);
         }
         let after = state.frontier.get(&stream).cloned().unwrap_or_default();
-        let number = state.nodes.len();
-        state.nodes.0.push(Node { handle: fresh(), after, work });
-        state.frontier.insert(stream, vec![number]);
+        let node = change(self.graph, |nodes| nodes.add(&after, work))?;
+        state.frontier.insert(stream, vec![node]);
         Ok(())
     }
 }

@@ -244,6 +244,17 @@ api! {
         // Banks of 8 bytes have been gone since compute capability 5.0; cards ignore the wish.
         current().map(|_| ())
     }
+    fn cuFlushGPUDirectRDMAWrites(target: c_uint, scope: c_uint) {
+        const CURRENT_CONTEXT: c_uint = 0;
+        const TO_OWNER: c_uint = 100;
+        const TO_ALL_DEVICES: c_uint = 200;
+        current()?;
+        // No device beside the cards writes to their memory, so no write is under way.
+        match (target, scope) {
+            (CURRENT_CONTEXT, TO_OWNER | TO_ALL_DEVICES) => Ok(()),
+            _ => Err(Code::INVALID_VALUE),
+        }
+    }
     fn cuCtxResetPersistingL2Cache() {
         current().map(|_| ())
     }

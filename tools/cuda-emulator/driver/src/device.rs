@@ -142,6 +142,12 @@ api! {
             }
         }
     }
+    fn cuDeviceGetProperties(properties: *mut [c_int; 14], device: CUdevice) {
+        let card = card(device)?;
+        // The structure has the first attributes in the order of their numbers.
+        let known: [Option<c_int>; 14] = std::array::from_fn(|index| attribute(card, 1 + index as c_uint));
+        out(properties, known.map(|value| value.unwrap_or(0)))
+    }
     fn cuDeviceComputeCapability(major: *mut c_int, minor: *mut c_int, device: CUdevice) {
         card(device)?;
         out(major, spec().capability.0)?;

@@ -19,10 +19,17 @@ const SINCE: &[(&str, &str, c_int)] = &[
     ("cuDeviceGetUuid", "_v2", 11040),
     ("cuEventElapsedTime", "_v2", 12080),
     ("cuGetProcAddress", "_v2", 12000),
+    ("cuGraphAddDependencies", "_v2", 12030),
     ("cuGraphAddKernelNode", "_v2", 12000),
+    ("cuGraphAddNode", "_v2", 12030),
     ("cuGraphExecKernelNodeSetParams", "_v2", 12000),
     ("cuGraphExecUpdate", "_v2", 12000),
+    ("cuGraphGetEdges", "_v2", 12030),
+    ("cuGraphKernelNodeGetParams", "_v2", 12000),
     ("cuGraphKernelNodeSetParams", "_v2", 12000),
+    ("cuGraphNodeGetDependencies", "_v2", 12030),
+    ("cuGraphNodeGetDependentNodes", "_v2", 12030),
+    ("cuGraphRemoveDependencies", "_v2", 12030),
     ("cuMemAdvise", "_v2", 12020),
     ("cuMemPrefetchAsync", "_v2", 12020),
     ("cuMemcpy3DBatchAsync", "_v2", 13000),
@@ -32,6 +39,7 @@ const SINCE: &[(&str, &str, c_int)] = &[
     ("cuStreamGetCaptureInfo", "_v2", 11030),
     ("cuStreamGetCaptureInfo", "_v3", 12030),
     ("cuStreamGetCtx", "_v2", 12050),
+    ("cuStreamUpdateCaptureDependencies", "_v2", 12030),
 ];
 
 /// The table of undocumented functions that the runtime library asks for first. Other libraries do without theirs.

@@ -3,7 +3,7 @@
 //! An event knows its context: a thread without a current one may wait for it, ask it and destroy it, as CubeCL does on
 //! cards.
 
-use crate::abi::{CUcontext, CUevent, CUstream};
+use crate::abi::{CUcontext, CUevent, CUgraphNode, CUstream};
 use crate::call::{api, out, refuse};
 use crate::capture::join;
 use crate::captures::{Capture, forbid_wait};
@@ -25,7 +25,7 @@ enum Record {
     /// In a stream.
     At(Point, Arc<Stamp>),
     /// In a stream that was captured: the nodes before it.
-    Captured(Arc<Capture>, Vec<usize>),
+    Captured(Arc<Capture>, Vec<CUgraphNode>),
 }
 
 /// An event.
@@ -48,8 +48,27 @@ impl Event {
         self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    /// Sets where it was recorded last.
+    pub fn set(&self, point: Point, stamp: Arc<Stamp>) {
+        *self.last() = Record::At(point, stamp);
+    }
+
+    /// Refuses a record in work of another card.
+    ///
+    /// # Errors
+    /// An invalid handle, which stderr explains.
+    pub fn check(&self, context: &Context) -> Answer {
+        match self.context.card == context.card {
+            true => Ok(()),
+            false => refuse(Code::INVALID_HANDLE, "an event is recorded in work of another card"),
+        }
+    }
+
     /// Where it was recorded last.
-    fn point(&self) -> Answer<Option<Point>> {
+    ///
+    /// # Errors
+    /// It was recorded in a capture.
+    pub fn point(&self) -> Answer<Option<Point>> {
         match &*self.last() {
             Record::Never => Ok(None),
             Record::At(point, _) => Ok(Some(*point)),
@@ -83,9 +102,7 @@ pub fn wait_in(stream: &Stream, event: CUevent) -> Answer {
 
 fn record(event: CUevent, stream: &Stream) -> Answer {
     let event = events().get(event)?;
-    if event.context.card != stream.context.card {
-        return refuse(Code::INVALID_HANDLE, "cuEventRecord: the event and the stream are of different cards");
-    }
+    event.check(&stream.context)?;
     let mut last = event.last();
     if let Some(capture) = stream.capture().as_ref() {
         *last = Record::Captured(capture.clone(), capture.frontier(stream.handle));
@@ -98,6 +115,18 @@ fn record(event: CUevent, stream: &Stream) -> Answer {
     Ok(())
 }
 
+/// Makes work with an event a node of the graph that a stream is captured into, as the flag for external events asks.
+///
+/// # Errors
+/// There is no such event, or the stream is not being captured.
+pub fn external(stream: &Stream, event: CUevent, work: Work) -> Answer {
+    events().get(event)?;
+    if !stream.is_capturing() {
+        return Err(Code::INVALID_VALUE);
+    }
+    stream.submit(&[], work).map(|_| ())
+}
+
 /// Records an event after all work of a context.
 fn record_in_context(event: CUevent, context: CUcontext) -> Answer {
     let (event, context) = (events().get(event)?, contexts().get(context)?);
@@ -108,7 +137,7 @@ fn record_in_context(event: CUevent, context: CUcontext) -> Answer {
     forbid_wait(&context)?;
     let (stamp, after) = (Arc::new(Stamp::default()), engine().tails(context.handle));
     let point = engine().submit(context.marks, &after, Work::Record(stamp.clone()))?;
-    *event.last() = Record::At(point, stamp);
+    event.set(point, stamp);
     Ok(())
 }
 
@@ -163,10 +192,12 @@ api! {
     fn cuEventRecordWithFlags | cuEventRecordWithFlags_ptsz(
         default; event: CUevent, stream: CUstream, flags: c_uint,
     ) {
-        if flags != 0 {
-            return crate::call::unsupported("cuEventRecordWithFlags with an external event");
+        let stream = resolve(stream, default)?;
+        match flags {
+            0 => record(event, &stream),
+            1 => external(&stream, event, Work::RecordEvent(event)),
+            _ => Err(Code::INVALID_VALUE),
         }
-        record(event, &*resolve(stream, default)?)
     }
     fn cuEventSynchronize(event: CUevent) {
         let event = events().get(event)?;

@@ -1,13 +1,16 @@
 //! Graphs: work that was captured, launched as a whole.
 
 use crate::abi::{CUgraph, CUgraphExec, CUgraphNode, CUstream};
-use crate::call::{api, out, out_opt, unsupported};
+use crate::call::{api, out, out_opt, unsupported, values};
+use crate::captures::forbid_graph;
 use crate::contexts::current;
 use crate::engine::Point;
-use crate::engine::work::{Node, Nodes, Work, kind};
+use crate::engine::nodes::{Node, Nodes, kind};
+use crate::engine::work::Work;
 use crate::errors::{Answer, Code};
 use crate::handles::Table;
 use crate::streams::resolve;
+use crate::unfold::launch;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -63,6 +66,14 @@ pub fn change<T>(graph: CUgraph, change: impl FnOnce(&mut Nodes) -> Answer<T>) -
     change(Arc::make_mut(&mut *graphs().get(graph)?.nodes()))
 }
 
+/// Ends a graph. Those that were made ready to launch from it stay.
+///
+/// # Errors
+/// There is no such graph.
+pub fn remove(graph: CUgraph) -> Answer {
+    graphs().remove(graph).map(|_| ())
+}
+
 /// Changes a graph that can be launched. Launches that are queued keep what they have.
 ///
 /// # Errors
@@ -88,8 +99,37 @@ pub fn graph_of(node: CUgraphNode) -> Answer<CUgraph> {
     found.map(|graph| graph.handle).ok_or(Code::INVALID_VALUE)
 }
 
+/// Flags of a graph that can be launched.
+mod flags {
+    /// What the graph allocated is freed at each launch.
+    pub const FREES: u64 = 1;
+    /// It is uploaded at once.
+    pub const UPLOADS: u64 = 2;
+    /// Kernels may launch it.
+    pub const FROM_CARD: u64 = 4;
+    /// Its nodes have priorities of their own.
+    pub const PRIORITIES: u64 = 8;
+}
+
+/// Refuses flags that the API does not know or that are not emulated.
+fn check(given: u64) -> Answer {
+    let known = flags::FREES | flags::UPLOADS | flags::FROM_CARD | flags::PRIORITIES;
+    let both = flags::FREES | flags::FROM_CARD;
+    if given & !known != 0 || given & both == both {
+        return Err(Code::INVALID_VALUE);
+    }
+    match given & flags::FROM_CARD {
+        0 => Ok(()),
+        _ => unsupported("a graph that kernels launch"),
+    }
+}
+
 fn instantiate(to: *mut CUgraphExec, graph: CUgraph) -> Answer {
     current()?;
+    if to.is_null() {
+        return Err(Code::INVALID_VALUE);
+    }
+    forbid_graph(graph, "a graph is made ready to launch")?;
     let nodes = Mutex::new(graphs().get(graph)?.nodes().clone());
     // SAFETY: checked for null.
     unsafe { out(to, executables().add(|handle| Executable { handle, nodes, last: Mutex::default() }).handle) }
@@ -110,6 +150,17 @@ fn update(executable: CUgraphExec, graph: CUgraph) -> Answer<Result<(), CUgraphN
     Ok(Ok(()))
 }
 
+/// What `cuGraphInstantiateWithParams` takes, flags and a stream, and what it tells: node of the error and result.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(missing_docs)]
+pub struct InstantiateParams {
+    pub flags: c_ulonglong,
+    pub upload: CUstream,
+    pub node: CUgraphNode,
+    pub result: c_int,
+}
+
 /// What `cuGraphExecUpdate_v2` tells: result, node of the error, node it comes from.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -128,15 +179,20 @@ api! {
         out(to, add(Nodes::default()))
     }
     fn cuGraphDestroy(graph: CUgraph) {
-        graphs().remove(graph).map(|_| ())
+        forbid_graph(graph, "a graph is destroyed")?;
+        remove(graph)
     }
     fn cuGraphClone(to: *mut CUgraph, graph: CUgraph) {
-        let nodes = Nodes::clone(&graphs().get(graph)?.nodes());
-        out(to, add(nodes))
+        out(to, add(nodes_of(graph)?.cloned()))
+    }
+    fn cuGraphNodeFindInClone(to: *mut CUgraphNode, origin: CUgraphNode, clone: CUgraph) {
+        let nodes = nodes_of(clone)?;
+        let found = nodes.iter().find(|node| node.origin == Some(origin)).ok_or(Code::INVALID_VALUE)?;
+        out(to, found.handle)
     }
     fn cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
         let all = graphs().get(graph)?.nodes().clone();
-        let room = crate::call::values(count, 1)?[0];
+        let room = values(count, 1)?[0];
         if !nodes.is_null() {
             for index in 0..room {
                 out(nodes.add(index), all.get(index).map_or(0, |node| node.handle))?;
@@ -146,7 +202,7 @@ api! {
     }
     fn cuGraphGetRootNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
         let all = graphs().get(graph)?.nodes().clone();
-        let room = crate::call::values(count, 1)?[0];
+        let room = values(count, 1)?[0];
         let roots: Vec<_> = all.iter().filter(|node| node.after.is_empty()).map(|node| node.handle).collect();
         if !nodes.is_null() {
             for index in 0..room {
@@ -160,14 +216,7 @@ api! {
         out(to, found.ok_or(Code::INVALID_VALUE)?)
     }
     fn cuGraphInstantiateWithFlags(to: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) {
-        // 1 frees at each launch what the graph allocated, 2 uploads, 4 launches from a card, 8 takes priorities of
-        // nodes.
-        if flags > 15 || flags & 5 == 5 {
-            return Err(Code::INVALID_VALUE);
-        }
-        if flags & 4 != 0 {
-            return unsupported("a graph that kernels launch");
-        }
+        check(flags)?;
         instantiate(to, graph)
     }
     fn cuGraphInstantiate_v2(
@@ -175,6 +224,20 @@ api! {
     ) {
         out_opt(node, 0);
         instantiate(to, graph)
+    }
+    fn cuGraphInstantiateWithParams | cuGraphInstantiateWithParams_ptsz(
+        default; to: *mut CUgraphExec, graph: CUgraph, params: *mut InstantiateParams,
+    ) {
+        let given = values(params, 1)?[0];
+        let made = check(given.flags).and_then(|()| {
+            // Before the graph: a stream that there is not leaves nothing behind.
+            let upload = (given.flags & flags::UPLOADS != 0).then(|| resolve(given.upload, default)).transpose()?;
+            instantiate(to, graph)?;
+            upload.map_or(Ok(()), |stream| stream.submit(&[], Work::Nothing).map(|_| ()))
+        });
+        const FAILED: c_int = 1;
+        out(params, InstantiateParams { node: 0, result: if made.is_ok() { 0 } else { FAILED }, ..given })?;
+        made
     }
     fn cuGraphExecUpdate_v2(executable: CUgraphExec, graph: CUgraph, info: *mut UpdateInfo) {
         match update(executable, graph)? {
@@ -200,7 +263,7 @@ api! {
         let nodes = executable.nodes().clone();
         let stream = resolve(stream, default)?;
         let mut last = executable.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let point = stream.submit(last.as_slice(), Work::Graph(nodes))?;
+        let point = launch(&stream, *last, nodes)?;
         *last = point.or(*last);
         Ok(())
     }

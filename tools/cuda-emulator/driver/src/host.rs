@@ -7,7 +7,7 @@ use crate::contexts::current;
 use crate::engine::engine;
 use crate::errors::{Answer, Code};
 use std::alloc::{Layout, alloc, dealloc};
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_uint, c_void};
 
 /// Alignment of pinned memory: a page.
 const PAGE: usize = 4096;
@@ -101,8 +101,5 @@ api! {
     }
     fn cuProfilerStop() {
         current().map(|_| ())
-    }
-    fn cuFlushGPUDirectRDMAWrites(_target: c_int, _scope: c_int) {
-        crate::call::unsupported("cuFlushGPUDirectRDMAWrites")
     }
 }

@@ -11,8 +11,8 @@ use crate::say::say_once;
 use crate::spec::{MAX_BLOCK, MAX_GRID, SHARED_DEFAULT, spec};
 use crate::streams::{Stream, resolve};
 use std::ffi::{c_uint, c_void};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 /// Checks sizes against the card and the kernel.
 fn check(function: &Function, kernel: &ptx::Kernel, module: &Module, sizes: &mut Sizes) -> Answer {
@@ -164,17 +164,17 @@ pub unsafe fn prepare(
     context: CUcontext,
     params: *const *const c_void,
     extra: *const *const c_void,
-) -> Answer<Work> {
+) -> Answer<Launch> {
     let function = kernel_of(function)?;
     let module = function.module()?;
     if module.context.handle != context {
         return refuse(Code::INVALID_HANDLE, "a kernel of one context is launched in another");
     }
-    let kernel = function.kernel(&module);
+    let (kernel, asked) = (function.kernel(&module), sizes.cluster);
     check(&function, kernel, &module, &mut sizes)?;
     // SAFETY: the caller's.
     let params = unsafe { arguments(kernel, params, extra) }?;
-    Ok(Work::Launch(Arc::new(Launch { function, module, sizes, params })))
+    Ok(Launch { function, module, sizes, asked, params, packed: !extra.is_null(), named: 0, list: OnceLock::new() })
 }
 
 /// Checks a launch and queues it.
@@ -186,8 +186,8 @@ unsafe fn launch(
     extra: *const *const c_void,
 ) -> Answer {
     // SAFETY: the caller's.
-    let work = unsafe { prepare(function, sizes, stream.context.handle, params, extra) }?;
-    stream.submit(&[], work).map(|_| ())
+    let launch = unsafe { prepare(function, sizes, stream.context.handle, params, extra) }?;
+    stream.submit(&[], Work::Launch(Arc::new(launch))).map(|_| ())
 }
 
 /// Reads the attributes of a launch: the cluster, and whether it is cooperative. Wishes about caches and priorities change

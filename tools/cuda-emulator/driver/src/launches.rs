@@ -1,9 +1,11 @@
 //! What a launch is given, and how many of its blocks a multiprocessor holds.
 
+use crate::abi::CUkernel;
 use crate::modules::{Function, Module};
 use crate::spec::{BLOCKS_PER_SM, SHARED_RESERVED, THREADS_PER_SM, spec};
-use std::ffi::c_uint;
-use std::sync::Arc;
+use std::ffi::{c_uint, c_void};
+use std::ptr::null;
+use std::sync::{Arc, OnceLock};
 
 /// A launch with its arguments, as it was checked.
 pub struct Launch {
@@ -13,8 +15,37 @@ pub struct Launch {
     pub module: Arc<Module>,
     /// Sizes.
     pub sizes: Sizes,
+    /// The cluster that the client asked for, where `sizes` has the one that it got.
+    pub asked: Option<[u32; 3]>,
     /// Bytes of its arguments.
     pub params: Vec<u8>,
+    /// Whether the client gave the arguments in one buffer.
+    pub packed: bool,
+    /// The kernel of a library that a node names instead of one of a module; 0 if it does not.
+    pub named: CUkernel,
+    /// The arguments in the client's form, once it has asked for them.
+    pub list: OnceLock<Vec<usize>>,
+}
+
+impl Launch {
+    /// The arguments in the form that the client gave them in: a pointer to each, or one buffer. The other is null. Both
+    /// live as long as the launch.
+    pub fn arguments(&self) -> (*const *const c_void, *const *const c_void) {
+        let kernel = self.function.kernel(&self.module);
+        if kernel.params.is_empty() {
+            return (null(), null());
+        }
+        let bytes = self.params.as_ptr().expose_provenance();
+        let list = self.list.get_or_init(|| match self.packed {
+            true => {
+                let mut list = vec![1, bytes, 2, 0, 0, self.params.len()];
+                list[3] = list[5..].as_ptr().expose_provenance();
+                list
+            }
+            false => kernel.params.iter().map(|param| bytes + param.offset as usize).collect(),
+        });
+        if self.packed { (null(), list.as_ptr().cast()) } else { (list.as_ptr().cast(), null()) }
+    }
 }
 
 /// Sizes of a launch in x, y, z.

@@ -12,7 +12,7 @@
 //! |---|---|
 //! | cards and contexts | [`spec`], [`card`], [`device`], [`contexts`], [`context`] |
 //! | memory | [`memory`], [`virtual_memory`], [`host`], [`pool`], [`copy`], [`transfer`], [`fill`] |
-//! | order of work | [`engine`], [`streams`], [`stream`], [`event`], [`captures`], [`capture`], [`graph`], [`nodes`], [`edges`] |
+//! | order of work | [`engine`], [`streams`], [`stream`], [`event`], [`captures`], [`capture`], [`graph`], [`nodes`], [`node_params`], [`edges`], `unfold` |
 //! | kernels | [`modules`], [`module`], [`library`], [`link`], [`function`], [`launches`], [`launch`], [`occupancy`], [`tensor_map`] |
 //! | names | [`entry`], [`older`], [`refused`] |
 //! | reports | [`profile`], [`exit`] |
@@ -47,6 +47,7 @@ pub mod link;
 pub mod memory;
 pub mod module;
 pub mod modules;
+pub mod node_params;
 pub mod nodes;
 pub mod occupancy;
 pub mod older;
@@ -61,4 +62,5 @@ pub mod stream;
 pub mod streams;
 pub mod tensor_map;
 pub mod transfer;
+mod unfold;
 pub mod virtual_memory;

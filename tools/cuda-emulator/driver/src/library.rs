@@ -51,6 +51,17 @@ impl Library {
         loaded.insert(context.handle, module.handle);
         Ok(module)
     }
+
+    /// The handle of a kernel that the library has, the same each time.
+    fn kernel(&self, name: &str) -> CUkernel {
+        let make = |_| Kernel { library: self.handle, name: CString::new(name).unwrap_or_default() };
+        let add = || {
+            let handle = fresh();
+            kernels().add_at(handle, make);
+            handle
+        };
+        *locked(&self.kernels).entry(name.to_owned()).or_insert_with(add)
+    }
 }
 
 impl Kernel {
@@ -65,7 +76,15 @@ impl Kernel {
 /// # Errors
 /// There is no such kernel.
 pub fn function(kernel: CUkernel) -> Answer<CUfunction> {
-    kernels().get(kernel)?.function(&current()?)
+    function_in(kernel, &current()?)
+}
+
+/// The kernel of a library in a context.
+///
+/// # Errors
+/// There is no such kernel.
+pub fn function_in(kernel: CUkernel, context: &Arc<Context>) -> Answer<CUfunction> {
+    kernels().get(kernel)?.function(context)
 }
 
 /// The kernel in the primary context of a card.
@@ -121,13 +140,18 @@ api! {
     fn cuLibraryGetKernel(to: *mut CUkernel, library: CUlibrary, name: *const c_char) {
         let (library, name) = (libraries().get(library)?, text(name)?);
         library.module(&current()?, Log::default())?.function(&name)?;
-        let make = |_| Kernel { library: library.handle, name: CString::new(&*name).unwrap_or_default() };
-        let handle = *locked(&library.kernels).entry(name.clone()).or_insert_with(|| {
-            let handle = fresh();
-            kernels().add_at(handle, make);
-            handle
-        });
-        out(to, handle)
+        out(to, library.kernel(&name))
+    }
+    fn cuLibraryEnumerateKernels(to: *mut CUkernel, count: c_uint, library: CUlibrary) {
+        let library = libraries().get(library)?;
+        let module = library.module(&current()?, Log::default())?;
+        for (index, kernel) in module.code().kernels().iter().take(count as usize).enumerate() {
+            if to.is_null() {
+                return Err(Code::INVALID_VALUE);
+            }
+            out(to.add(index), library.kernel(&kernel.name))?;
+        }
+        Ok(())
     }
     fn cuLibraryGetKernelCount(count: *mut c_uint, library: CUlibrary) {
         let module = libraries().get(library)?.module(&current()?, Log::default())?;

@@ -1,117 +1,19 @@
-//! Graphs that are made node by node.
+//! The functions that make, change and destroy the nodes of graphs.
 
-use crate::abi::{CUDA_MEMCPY3D, CUcontext, CUdeviceptr, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUhostFn};
+use crate::abi::{CUDA_MEMCPY3D, CUcontext, CUevent, CUgraph, CUgraphExec, CUgraphNode};
 use crate::call::{api, out, values};
-use crate::contexts::{contexts, current};
-use crate::engine::work::{UserData, Work};
+use crate::captures::forbid_graph;
+use crate::edges::{CUgraphEdgeData, check_plain};
+use crate::engine::work::Work;
 use crate::errors::{Answer, Code};
-use crate::graph::{change, change_executable};
-use crate::launch::prepare;
-use crate::launches::Sizes;
-use std::ffi::{c_uint, c_void};
-use std::sync::Arc;
-
-/// A launch as a node; the later form has two handles more.
-#[repr(C)]
-#[derive(Clone, Copy)]
-#[allow(missing_docs)]
-pub struct KernelParams {
-    pub function: CUfunction,
-    pub grid: [c_uint; 3],
-    pub block: [c_uint; 3],
-    pub shared: c_uint,
-    pub params: *const *const c_void,
-    pub extra: *const *const c_void,
-}
-
-/// A launch as a node, where it may name a kernel of a library, and a context.
-#[repr(C)]
-#[derive(Clone, Copy)]
-#[allow(missing_docs)]
-pub struct KernelParamsV2 {
-    pub first: KernelParams,
-    pub kernel: usize,
-    pub context: CUcontext,
-}
-
-/// A fill as a node.
-#[repr(C)]
-#[derive(Clone, Copy)]
-#[allow(missing_docs)]
-pub struct FillParams {
-    pub to: CUdeviceptr,
-    pub pitch: usize,
-    pub value: c_uint,
-    pub element: c_uint,
-    pub width: usize,
-    pub height: usize,
-}
-
-/// A call of the host as a node.
-#[repr(C)]
-#[derive(Clone, Copy)]
-#[allow(missing_docs)]
-pub struct HostParams {
-    pub function: Option<CUhostFn>,
-    pub data: *mut c_void,
-}
-
-unsafe fn kernel(given: *const KernelParams) -> Answer<Work> {
-    // SAFETY: null is refused.
-    unsafe { launch(values(given, 1)?[0], 0) }
-}
-
-unsafe fn kernel_v2(given: *const KernelParamsV2) -> Answer<Work> {
-    // SAFETY: as above.
-    let mut given = unsafe { values(given, 1) }?[0];
-    if given.first.function == 0 {
-        given.first.function = given.kernel;
-    }
-    // SAFETY: the caller's.
-    unsafe { launch(given.first, given.context) }
-}
-
-unsafe fn launch(given: KernelParams, context: CUcontext) -> Answer<Work> {
-    let context = if context == 0 { current()? } else { contexts().get(context)? };
-    let (grid, block) = (given.grid, given.block);
-    let sizes = Sizes { grid, block, cluster: None, shared: given.shared, cooperative: false };
-    // SAFETY: the client gives arguments as to a launch.
-    unsafe { prepare(given.function, sizes, context.handle, given.params, given.extra) }
-}
-
-unsafe fn fill(given: *const FillParams) -> Answer<Work> {
-    // SAFETY: null is refused.
-    let given = unsafe { values(given, 1) }?[0];
-    let element = given.element as usize;
-    if ![1, 2, 4].contains(&element) || !given.to.is_multiple_of(element as u64) {
-        return Err(Code::INVALID_VALUE);
-    }
-    let (len, rows) = (given.width.checked_mul(element).ok_or(Code::INVALID_VALUE)?, given.height);
-    let pitch = if rows > 1 { given.pitch } else { len };
-    if rows == 0 || len == 0 || pitch < len {
-        return Err(Code::INVALID_VALUE);
-    }
-    let whole = pitch.checked_mul(rows - 1).and_then(|before| before.checked_add(len));
-    crate::copy::check(given.to, whole.ok_or(Code::INVALID_VALUE)?)?;
-    let pattern = given.value.to_le_bytes()[..element].to_vec();
-    Ok(Work::Fill { to: given.to, len: len as u64, rows: rows as u64, pitch: pitch as u64, pattern })
-}
-
-unsafe fn copy(given: *const CUDA_MEMCPY3D) -> Answer<Work> {
-    // SAFETY: the caller's.
-    let copy = unsafe { crate::transfer::planes(given) }?;
-    copy.check()?;
-    Ok(Work::Copy(Arc::new(copy)))
-}
-
-unsafe fn host(given: *const HostParams) -> Answer<Work> {
-    // SAFETY: null is refused.
-    let given = unsafe { values(given, 1) }?[0];
-    Ok(Work::Host(given.function.ok_or(Code::INVALID_VALUE)?, UserData(given.data)))
-}
+use crate::graph::{change, change_executable, graph_of, nodes_of};
+use crate::node_params::{FillParams, HostParams, KernelParams, KernelParamsV2, NodeParams, read, record, wait};
 
 /// Adds a node after those in the list.
 unsafe fn add(to: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize, work: Work) -> Answer {
+    if to.is_null() {
+        return Err(Code::INVALID_VALUE);
+    }
     // SAFETY: null is refused where there is a count.
     unsafe {
         let after = values(after, count)?;
@@ -119,9 +21,22 @@ unsafe fn add(to: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, c
     }
 }
 
-/// Puts other work in the place of a node's.
-fn replace(executable: CUgraphExec, node: CUgraphNode, work: Work) -> Answer {
-    change_executable(executable, |nodes| nodes.replace(node, work))
+/// Makes the work of a node anew.
+fn replace(node: CUgraphNode, make: impl FnOnce(&Work) -> Answer<Work>) -> Answer {
+    change(graph_of(node)?, |nodes| nodes.replace(node, make))
+}
+
+/// Makes the work of a node anew in a graph that can be launched.
+fn replace_in(executable: CUgraphExec, node: CUgraphNode, make: impl FnOnce(&Work) -> Answer<Work>) -> Answer {
+    change_executable(executable, |nodes| nodes.replace(node, make))
+}
+
+/// Writes the parameters of a node, if it is of their kind.
+unsafe fn show<P>(node: CUgraphNode, to: *mut P, of: impl FnOnce(&Work) -> Option<P>) -> Answer {
+    let nodes = nodes_of(graph_of(node)?)?;
+    let params = of(&nodes[nodes.index(node)?].work).ok_or(Code::INVALID_VALUE)?;
+    // SAFETY: null is refused.
+    unsafe { out(to, params) }
 }
 
 #[rustfmt::skip]
@@ -129,70 +44,138 @@ api! {
     fn cuGraphAddKernelNode(
         to: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize, params: *const KernelParams,
     ) {
-        add(to, graph, after, count, kernel(params)?)
+        add(to, graph, after, count, read(params, None)?)
     }
     fn cuGraphAddKernelNode_v2(
         to: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize, params: *const KernelParamsV2,
     ) {
-        add(to, graph, after, count, kernel_v2(params)?)
+        add(to, graph, after, count, read(params, None)?)
     }
     fn cuGraphAddMemcpyNode(
         to: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize,
         params: *const CUDA_MEMCPY3D, _context: CUcontext,
     ) {
-        add(to, graph, after, count, copy(params)?)
+        add(to, graph, after, count, read(params, None)?)
     }
     fn cuGraphAddMemsetNode(
         to: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize,
         params: *const FillParams, _context: CUcontext,
     ) {
-        add(to, graph, after, count, fill(params)?)
+        add(to, graph, after, count, read(params, None)?)
     }
     fn cuGraphAddHostNode(
         to: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize, params: *const HostParams,
     ) {
-        add(to, graph, after, count, host(params)?)
+        add(to, graph, after, count, read(params, None)?)
     }
     fn cuGraphAddEmptyNode(to: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize) {
         add(to, graph, after, count, Work::Nothing)
     }
-    fn cuGraphAddDependencies(
-        graph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, count: usize,
+    fn cuGraphAddEventRecordNode(
+        to: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize, event: CUevent,
     ) {
-        for (from, to) in values(from, count)?.into_iter().zip(values(to, count)?) {
-            change(graph, |nodes| nodes.tie(from, to))?;
-        }
-        Ok(())
+        add(to, graph, after, count, record(event)?)
+    }
+    fn cuGraphAddEventWaitNode(
+        to: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize, event: CUevent,
+    ) {
+        add(to, graph, after, count, wait(event)?)
+    }
+    fn cuGraphAddNode(
+        to: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize, params: *mut NodeParams,
+    ) {
+        add(to, graph, after, count, read(params, None)?)
+    }
+    fn cuGraphAddNode_v2(
+        to: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, data: *const CUgraphEdgeData, count: usize,
+        params: *mut NodeParams,
+    ) {
+        check_plain(data, count)?;
+        add(to, graph, after, count, read(params, None)?)
+    }
+    fn cuGraphDestroyNode(node: CUgraphNode) {
+        let graph = graph_of(node)?;
+        forbid_graph(graph, "a node is destroyed")?;
+        change(graph, |nodes| nodes.remove(node))
     }
     fn cuGraphExecKernelNodeSetParams(
         executable: CUgraphExec, node: CUgraphNode, params: *const KernelParams,
     ) {
-        replace(executable, node, kernel(params)?)
+        replace_in(executable, node, |old| read(params, Some(old)))
     }
     fn cuGraphExecKernelNodeSetParams_v2(
         executable: CUgraphExec, node: CUgraphNode, params: *const KernelParamsV2,
     ) {
-        replace(executable, node, kernel_v2(params)?)
+        replace_in(executable, node, |old| read(params, Some(old)))
     }
     fn cuGraphExecMemcpyNodeSetParams(
         executable: CUgraphExec, node: CUgraphNode, params: *const CUDA_MEMCPY3D, _context: CUcontext,
     ) {
-        replace(executable, node, copy(params)?)
+        replace_in(executable, node, |old| read(params, Some(old)))
     }
     fn cuGraphExecMemsetNodeSetParams(
         executable: CUgraphExec, node: CUgraphNode, params: *const FillParams, _context: CUcontext,
     ) {
-        replace(executable, node, fill(params)?)
+        replace_in(executable, node, |old| read(params, Some(old)))
     }
     fn cuGraphExecHostNodeSetParams(executable: CUgraphExec, node: CUgraphNode, params: *const HostParams) {
-        replace(executable, node, host(params)?)
+        replace_in(executable, node, |old| read(params, Some(old)))
+    }
+    fn cuGraphExecEventRecordNodeSetEvent(executable: CUgraphExec, node: CUgraphNode, event: CUevent) {
+        replace_in(executable, node, |_| record(event))
+    }
+    fn cuGraphExecEventWaitNodeSetEvent(executable: CUgraphExec, node: CUgraphNode, event: CUevent) {
+        replace_in(executable, node, |_| wait(event))
+    }
+    fn cuGraphExecNodeSetParams(executable: CUgraphExec, node: CUgraphNode, params: *mut NodeParams) {
+        replace_in(executable, node, |old| read(params, Some(old)))
     }
     fn cuGraphKernelNodeSetParams(node: CUgraphNode, params: *const KernelParams) {
-        let work = kernel(params)?;
-        change(crate::graph::graph_of(node)?, |nodes| nodes.replace(node, work))
+        replace(node, |old| read(params, Some(old)))
     }
     fn cuGraphKernelNodeSetParams_v2(node: CUgraphNode, params: *const KernelParamsV2) {
-        let work = kernel_v2(params)?;
-        change(crate::graph::graph_of(node)?, |nodes| nodes.replace(node, work))
+        replace(node, |old| read(params, Some(old)))
+    }
+    fn cuGraphMemcpyNodeSetParams(node: CUgraphNode, params: *const CUDA_MEMCPY3D) {
+        replace(node, |old| read(params, Some(old)))
+    }
+    fn cuGraphMemsetNodeSetParams(node: CUgraphNode, params: *const FillParams) {
+        replace(node, |old| read(params, Some(old)))
+    }
+    fn cuGraphHostNodeSetParams(node: CUgraphNode, params: *const HostParams) {
+        replace(node, |old| read(params, Some(old)))
+    }
+    fn cuGraphEventRecordNodeSetEvent(node: CUgraphNode, event: CUevent) {
+        replace(node, |_| record(event))
+    }
+    fn cuGraphEventWaitNodeSetEvent(node: CUgraphNode, event: CUevent) {
+        replace(node, |_| wait(event))
+    }
+    fn cuGraphNodeSetParams(node: CUgraphNode, params: *mut NodeParams) {
+        replace(node, |old| read(params, Some(old)))
+    }
+    fn cuGraphKernelNodeGetParams(node: CUgraphNode, to: *mut KernelParams) {
+        show(node, to, KernelParams::of)
+    }
+    fn cuGraphKernelNodeGetParams_v2(node: CUgraphNode, to: *mut KernelParamsV2) {
+        show(node, to, KernelParamsV2::of)
+    }
+    fn cuGraphMemsetNodeGetParams(node: CUgraphNode, to: *mut FillParams) {
+        show(node, to, FillParams::of)
+    }
+    fn cuGraphHostNodeGetParams(node: CUgraphNode, to: *mut HostParams) {
+        show(node, to, HostParams::of)
+    }
+    fn cuGraphEventRecordNodeGetEvent(node: CUgraphNode, to: *mut CUevent) {
+        show(node, to, |work| match work {
+            Work::RecordEvent(event) => Some(*event),
+            _ => None,
+        })
+    }
+    fn cuGraphEventWaitNodeGetEvent(node: CUgraphNode, to: *mut CUevent) {
+        show(node, to, |work| match work {
+            Work::WaitEvent(event) => Some(*event),
+            _ => None,
+        })
     }
 }

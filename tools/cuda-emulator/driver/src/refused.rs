@@ -67,30 +67,21 @@ refused! {
         cuStreamGetGreenCtx;
     "graphs":
         cuDeviceGetGraphMemAttribute cuDeviceGraphMemTrim cuDeviceSetGraphMemAttribute cuGraphAddBatchMemOpNode
-        cuGraphAddChildGraphNode cuGraphAddDependencies_v2 cuGraphAddEventRecordNode cuGraphAddEventWaitNode
-        cuGraphAddExternalSemaphoresSignalNode cuGraphAddExternalSemaphoresWaitNode cuGraphAddMemAllocNode
-        cuGraphAddMemFreeNode cuGraphAddNode cuGraphAddNode_v2 cuGraphBatchMemOpNodeGetParams
-        cuGraphBatchMemOpNodeSetParams cuGraphChildGraphNodeGetGraph cuGraphConditionalHandleCreate
-        cuGraphDestroyNode cuGraphEventRecordNodeGetEvent cuGraphEventRecordNodeSetEvent
-        cuGraphEventWaitNodeGetEvent cuGraphEventWaitNodeSetEvent cuGraphExecBatchMemOpNodeSetParams
-        cuGraphExecChildGraphNodeSetParams cuGraphExecEventRecordNodeSetEvent cuGraphExecEventWaitNodeSetEvent
-        cuGraphExecExternalSemaphoresSignalNodeSetParams cuGraphExecExternalSemaphoresWaitNodeSetParams
-        cuGraphExecGetFlags cuGraphExecGetId cuGraphExecNodeSetParams cuGraphExecUpdate cuGraphExternalSemaphoresSignalNodeGetParams
-        cuGraphExternalSemaphoresSignalNodeSetParams cuGraphExternalSemaphoresWaitNodeGetParams
-        cuGraphExternalSemaphoresWaitNodeSetParams cuGraphGetEdges_v2 cuGraphGetId cuGraphHostNodeGetParams
-        cuGraphHostNodeSetParams cuGraphInstantiateWithParams cuGraphKernelNodeCopyAttributes
-        cuGraphKernelNodeGetAttribute cuGraphKernelNodeGetParams cuGraphKernelNodeGetParams_v2
-        cuGraphKernelNodeSetAttribute cuGraphMemAllocNodeGetParams cuGraphMemFreeNodeGetParams
-        cuGraphMemcpyNodeGetParams cuGraphMemcpyNodeSetParams cuGraphMemsetNodeGetParams cuGraphMemsetNodeSetParams
-        cuGraphNodeFindInClone cuGraphNodeGetDependencies_v2
-        cuGraphNodeGetContainingGraph cuGraphNodeGetDependentNodes_v2 cuGraphNodeGetEnabled cuGraphNodeGetLocalId
-        cuGraphNodeGetToolsId cuGraphNodeSetEnabled cuGraphNodeSetParams
-        cuGraphReleaseUserObject cuGraphRemoveDependencies cuGraphRemoveDependencies_v2 cuGraphRetainUserObject
-        cuStreamBeginCaptureToGraph cuStreamUpdateCaptureDependencies cuStreamUpdateCaptureDependencies_v2
+        cuGraphAddChildGraphNode cuGraphAddExternalSemaphoresSignalNode cuGraphAddExternalSemaphoresWaitNode
+        cuGraphAddMemAllocNode cuGraphAddMemFreeNode cuGraphBatchMemOpNodeGetParams cuGraphBatchMemOpNodeSetParams
+        cuGraphChildGraphNodeGetGraph cuGraphConditionalHandleCreate cuGraphExecBatchMemOpNodeSetParams
+        cuGraphExecChildGraphNodeSetParams cuGraphExecExternalSemaphoresSignalNodeSetParams
+        cuGraphExecExternalSemaphoresWaitNodeSetParams cuGraphExecGetFlags cuGraphExecGetId cuGraphExecUpdate
+        cuGraphExternalSemaphoresSignalNodeGetParams cuGraphExternalSemaphoresSignalNodeSetParams
+        cuGraphExternalSemaphoresWaitNodeGetParams cuGraphExternalSemaphoresWaitNodeSetParams cuGraphGetId
+        cuGraphKernelNodeCopyAttributes cuGraphKernelNodeGetAttribute cuGraphKernelNodeSetAttribute
+        cuGraphMemAllocNodeGetParams cuGraphMemFreeNodeGetParams cuGraphMemcpyNodeGetParams
+        cuGraphNodeGetContainingGraph cuGraphNodeGetEnabled cuGraphNodeGetLocalId cuGraphNodeGetToolsId
+        cuGraphNodeSetEnabled cuGraphReleaseUserObject cuGraphRetainUserObject
         cuUserObjectRelease cuUserObjectRetain;
     "launches before CUDA 4":
-        cuCtxAttach cuDeviceGetProperties cuFuncSetSharedSize cuLaunch cuLaunchGrid cuLaunchGridAsync
-        cuParamSetSize cuParamSetf cuParamSeti cuParamSetv;
+        cuCtxAttach cuFuncSetSharedSize cuLaunch cuLaunchGrid cuLaunchGridAsync cuParamSetSize cuParamSetf cuParamSeti
+        cuParamSetv;
     "checkpoints, core dumps and logs":
         cuCheckpointProcessCheckpoint cuCheckpointProcessGetRestoreThreadId cuCheckpointProcessGetState
         cuCheckpointProcessLock cuCheckpointProcessRestore cuCheckpointProcessUnlock cuCoredumpGetAttribute
@@ -103,9 +94,9 @@ refused! {
         cuMemsetD2D16 cuMemsetD2D32 cuMemsetD2D8 cuMemsetD32 cuMemsetD8 cuModuleGetGlobal;
     "other functions that no client has needed":
         cuCtxGetExecAffinity cuDeviceGetHostAtomicCapabilities cuDeviceGetP2PAtomicCapabilities
-        cuDeviceRegisterAsyncNotification cuDeviceUnregisterAsyncNotification
-        cuLibraryEnumerateKernels cuLibraryGetManaged cuLibraryGetUnifiedFunction cuMemBatchDecompressAsync
-        cuMemDiscardAndPrefetchBatchAsync cuMemDiscardBatchAsync cuMemGetDefaultMemPool cuMemGetMemPool
-        cuMemPrefetchBatchAsync cuMemRangeGetAttribute cuMemRangeGetAttributes cuMemSetMemPool cuMemcpy3DBatchAsync
-        cuMemcpy3DBatchAsync_v2 cuMemcpyBatchAsync cuMemcpyBatchAsync_v2 cuStreamBatchMemOp cuStreamBatchMemOp_v2;
+        cuDeviceRegisterAsyncNotification cuDeviceUnregisterAsyncNotification cuLibraryGetManaged
+        cuLibraryGetUnifiedFunction cuMemBatchDecompressAsync cuMemDiscardAndPrefetchBatchAsync cuMemDiscardBatchAsync
+        cuMemGetDefaultMemPool cuMemGetMemPool cuMemPrefetchBatchAsync cuMemRangeGetAttribute cuMemRangeGetAttributes
+        cuMemSetMemPool cuMemcpy3DBatchAsync cuMemcpy3DBatchAsync_v2 cuMemcpyBatchAsync cuMemcpyBatchAsync_v2
+        cuStreamBatchMemOp cuStreamBatchMemOp_v2;
 }

@@ -7,6 +7,7 @@ use crate::contexts::current;
 use crate::engine::work::{UserData, Work};
 use crate::engine::{Class, engine};
 use crate::errors::{Answer, Code};
+use crate::event::{external, wait_in};
 use crate::streams::{Kind, Stream, pass_gates, resolve, streams};
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -74,8 +75,13 @@ api! {
             false => Err(Code::NOT_READY),
         }
     }
-    fn cuStreamWaitEvent | cuStreamWaitEvent_ptsz(default; stream: CUstream, event: CUevent, _flags: c_uint) {
-        crate::event::wait_in(&*resolve(stream, default)?, event)
+    fn cuStreamWaitEvent | cuStreamWaitEvent_ptsz(default; stream: CUstream, event: CUevent, flags: c_uint) {
+        let stream = resolve(stream, default)?;
+        match flags {
+            0 => wait_in(&stream, event),
+            1 => external(&stream, event, Work::WaitEvent(event)),
+            _ => Err(Code::INVALID_VALUE),
+        }
     }
     fn cuLaunchHostFunc | cuLaunchHostFunc_ptsz(
         default; stream: CUstream, function: Option<CUhostFn>, data: *mut c_void,

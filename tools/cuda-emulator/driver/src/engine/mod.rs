@@ -4,6 +4,7 @@
 //! for, and those that the legacy default stream adds. Order between two pieces that no such edge gives is free, and a
 //! worker uses that freedom against the program.
 
+pub mod nodes;
 mod random;
 mod run;
 mod state;
@@ -15,6 +16,7 @@ pub use state::{Class, Engine, Point};
 use crate::card::card_of;
 use crate::contexts::Context;
 use crate::errors::{Answer, Code};
+use crate::handles::fresh;
 use crate::settings::settings;
 use random::Random;
 use state::{Op, Others, Queue, State, Waiter};
@@ -43,6 +45,18 @@ impl Engine {
     pub fn open(&self, stream: usize, context: Arc<Context>, class: Class) {
         let queue = Queue { context, class, ops: VecDeque::new(), issued: 0, done: 0, running: false, closed: false };
         self.lock().queues.insert(stream, queue);
+    }
+
+    /// Queues work after the points `after` alone, in a queue of its own.
+    ///
+    /// # Errors
+    /// None that a caller can bring about.
+    pub fn submit_alone(&'static self, context: Arc<Context>, after: &[Point], work: Work) -> Answer<Point> {
+        let queue = fresh();
+        self.open(queue, context, Class::NonBlocking);
+        let point = self.submit(queue, after, work);
+        self.close(queue);
+        point
     }
 
     /// Ends a stream: its queue goes when its work is done.

@@ -1,7 +1,8 @@
 //! What each piece of work does when its turn has come.
 
+use super::nodes::Nodes;
 use super::random::Random;
-use super::work::{Nodes, UserData, Work};
+use super::work::{UserData, Work};
 use crate::abi::{CUdeviceptr, CUhostFn, CUstream, CUstreamCallback};
 use crate::card::{card_of, report};
 use crate::contexts::Context;
@@ -66,7 +67,7 @@ impl Work {
                 stamp.take();
                 Outcome::Done
             }
-            Work::Launch(launch) => run_kernel(launch, context).into(),
+            Work::Launch(launch) => run_kernel(launch).into(),
             Work::Copy(copy) => copy.run().into(),
             Work::Fill { to, len, rows, pitch, pattern } => fill(*to, *len, *rows, *pitch, pattern).into(),
             Work::Free(address) => match card_of(*address).map(|card| card.free(*address)) {
@@ -86,6 +87,7 @@ impl Work {
             Work::WaitValue { at, width, .. } => value(*at, *width).map(|_| ()).into(),
             Work::WriteValue { at, value, width } => copy::write(*at, &value.to_le_bytes()[..*width]).into(),
             Work::Graph(nodes) => run_graph(nodes, context),
+            Work::RecordEvent(_) | Work::WaitEvent(_) => unreachable!("a launch queues the nodes of such a graph"),
         }
     }
 }
@@ -110,8 +112,9 @@ fn options() -> ptx::Options {
     }
 }
 
-/// Runs a kernel to its end.
-fn run_kernel(launch: &Launch, context: &Context) -> Answer {
+/// Runs a kernel to its end, in the context that has it: a node of a graph may name another than the stream's.
+fn run_kernel(launch: &Launch) -> Answer {
+    let context = &launch.module.context;
     let kernel = launch.function.kernel(&launch.module);
     let given = ptx::Launch {
         grid: launch.sizes.grid,

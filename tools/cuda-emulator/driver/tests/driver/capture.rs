@@ -3,15 +3,16 @@
 use crate::{Client, code, kernels::ADD, launch, ok};
 use emulated_cuda::capture::{cuStreamBeginCapture_v2, cuStreamEndCapture, cuStreamIsCapturing};
 use emulated_cuda::context::cuCtxSynchronize;
-use emulated_cuda::edges::{cuGraphGetEdges, cuGraphNodeGetDependencies, cuGraphNodeGetDependentNodes};
+use emulated_cuda::edges::{
+    cuGraphAddDependencies, cuGraphGetEdges, cuGraphNodeGetDependencies, cuGraphNodeGetDependentNodes,
+};
 use emulated_cuda::fill::cuMemsetD32Async;
 use emulated_cuda::graph::{
     cuGraphCreate, cuGraphDestroy, cuGraphExecDestroy, cuGraphGetNodes, cuGraphInstantiateWithFlags, cuGraphLaunch,
 };
 use emulated_cuda::memory::cuMemAlloc_v2;
-use emulated_cuda::nodes::{
-    FillParams, KernelParams, cuGraphAddDependencies, cuGraphAddEmptyNode, cuGraphAddKernelNode, cuGraphAddMemsetNode,
-};
+use emulated_cuda::node_params::{FillParams, KernelParams};
+use emulated_cuda::nodes::{cuGraphAddEmptyNode, cuGraphAddKernelNode, cuGraphAddMemsetNode};
 use emulated_cuda::nodes::{cuGraphExecKernelNodeSetParams, cuGraphExecMemsetNodeSetParams};
 use emulated_cuda::stream::cuStreamSynchronize;
 use std::ptr::{null, null_mut};

@@ -6,7 +6,10 @@ use emulated_cuda::context::{cuCtxCreate_v2, cuCtxSynchronize};
 use emulated_cuda::fill::cuMemsetD8_v2;
 use emulated_cuda::function::{cuFuncGetAttribute, cuFuncSetAttribute};
 use emulated_cuda::launch::{cuLaunchCooperativeKernel, cuLaunchKernel, cuLaunchKernelEx};
-use emulated_cuda::library::{cuLibraryGetKernel, cuLibraryLoadData, cuLibraryUnload};
+use emulated_cuda::library::{
+    cuKernelGetName, cuLibraryEnumerateKernels, cuLibraryGetKernel, cuLibraryGetKernelCount, cuLibraryLoadData,
+    cuLibraryUnload,
+};
 use emulated_cuda::link::{cuLinkAddData_v2, cuLinkComplete, cuLinkCreate_v2, cuLinkDestroy};
 use emulated_cuda::memory::cuMemAlloc_v2;
 use emulated_cuda::module::{cuModuleGetGlobal_v2, cuModuleLoadData, cuModuleLoadDataEx, cuModuleUnload};
@@ -211,6 +214,33 @@ fn a_linked_text_is_a_module_and_a_library_has_kernels() {
     assert_eq!(client.get(values, 1), [200]);
     ok!(cuLibraryUnload(library));
     assert_eq!(launch(kernel, 1, 1, 0, 0, &[values, 1]), 400);
+}
+
+#[test]
+fn a_library_lists_its_kernels_under_the_handles_that_it_gives_by_name() {
+    let _client = Client::new();
+    let text =
+        ".version 8.3\n.target sm_80\n.address_size 64\n.visible .entry one() { ret; }\n.visible .entry two() { ret; }";
+    let (text, mut library, mut count) = (CString::new(text).expect("a text without zeros"), 0, 0);
+    ok!(cuLibraryLoadData(&mut library, text.as_ptr().cast(), null(), null(), 0, null(), null(), 0));
+    ok!(cuLibraryGetKernelCount(&mut count, library));
+    assert_eq!(count, 2);
+    let (mut kernels, mut one, mut name) = ([7; 3], 0, null());
+    ok!(cuLibraryEnumerateKernels(kernels.as_mut_ptr(), 1, library));
+    assert_eq!(kernels[1..], [7, 7]);
+    ok!(cuLibraryEnumerateKernels(kernels.as_mut_ptr(), 3, library));
+    assert_eq!(kernels[2], 7);
+    ok!(cuLibraryGetKernel(&mut one, library, c"one".as_ptr()));
+    assert!(kernels[..2].contains(&one) && kernels[0] != kernels[1]);
+    let mut names = kernels[..2].iter().map(|&kernel| {
+        ok!(cuKernelGetName(&mut name, kernel));
+        // SAFETY: the driver wrote a text that lives as long as the library.
+        unsafe { std::ffi::CStr::from_ptr(name) }.to_owned()
+    });
+    assert!(names.any(|name| name.as_c_str() == c"two"));
+    assert_eq!(code!(cuLibraryEnumerateKernels(null_mut(), 1, library)), 1);
+    ok!(cuLibraryUnload(library));
+    assert_eq!(code!(cuLibraryEnumerateKernels(kernels.as_mut_ptr(), 1, library)), 400);
 }
 
 #[test]

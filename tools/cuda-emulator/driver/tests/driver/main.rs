@@ -1,14 +1,18 @@
 //! The driver as a program uses it: through the functions of the API alone.
 
 mod capture;
+mod capture_to_graph;
+mod graph_events;
+mod graph_nodes;
 mod kernels;
 mod memory;
 mod streams;
 mod virtual_memory;
 
 use emulated_cuda::abi::{CUcontext, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
+use emulated_cuda::context::cuFlushGPUDirectRDMAWrites;
 use emulated_cuda::context::{cuCtxCreate_v2, cuCtxDestroy_v2, cuCtxSynchronize};
-use emulated_cuda::device::{cuDeviceCanAccessPeer, cuInit};
+use emulated_cuda::device::{cuDeviceCanAccessPeer, cuDeviceGetAttribute, cuDeviceGetProperties, cuInit};
 use emulated_cuda::event::{cuEventCreate, cuEventRecord};
 use emulated_cuda::host::cuMemAllocHost_v2;
 use emulated_cuda::launch::cuLaunchKernel;
@@ -148,5 +152,28 @@ fn cards_reach_each_other_but_not_themselves() {
         let mut can = -1;
         ok!(cuDeviceCanAccessPeer(&mut can, 0, peer));
         assert_eq!(can, expected);
+    }
+}
+
+#[test]
+fn the_properties_of_a_card_are_its_first_attributes() {
+    let _client = Client::new();
+    let (mut properties, mut value) = ([0; 14], 0);
+    ok!(cuDeviceGetProperties(&mut properties, 0));
+    for (number, &property) in (1..).zip(&properties) {
+        ok!(cuDeviceGetAttribute(&mut value, number, 0));
+        assert_eq!(property, value, "attribute {number}");
+    }
+    // Threads of a block, shared memory of a block, threads of a warp.
+    assert_eq!((properties[0], properties[7], properties[9]), (1024, 49_152, 32));
+    assert_eq!(code!(cuDeviceGetProperties(&mut properties, 2)), 101);
+    assert_eq!(code!(cuDeviceGetProperties(std::ptr::null_mut(), 0)), 1);
+}
+
+#[test]
+fn writes_of_other_devices_are_flushed_to_one_context_or_to_all() {
+    let _client = Client::new();
+    for (target, scope, code) in [(0, 100, 0), (0, 200, 0), (1, 100, 1), (0, 0, 1)] {
+        assert_eq!(code!(cuFlushGPUDirectRDMAWrites(target, scope)), code, "{target} {scope}");
     }
 }
