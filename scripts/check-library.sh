@@ -4,22 +4,24 @@
 #
 #   bash scripts/check-library.sh
 #
-# The crate is generated in a temporary folder, with Cargo.lock of this workspace. It builds in the workspace's target
-# folder, whose crates it uses.
+# The crate is generated in the workspace's target folder, with Cargo.lock of this workspace. It builds there too, and uses
+# the crates that are there.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 root=$PWD
-crate=$(mktemp -d)
-trap 'rm -rf "$crate"' EXIT
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target}
+crate=$CARGO_TARGET_DIR/outside
+rm -rf "$crate"
 mkdir -p "$crate/src/bin"
 cp Cargo.lock "$crate/"
-cp tests/library/main.rs "$crate/src/bin/library.rs"
+# With their times (-p), so that cargo sees what has not changed.
+cp -p tests/library/main.rs "$crate/src/bin/library.rs"
 programs=(mlp vision_transformer lora resume own_loop expert_layer drop_in batches reshard collectives draw)
 for name in "${programs[@]}" prepare report; do
-    cp crates/*/examples/"$name.rs" "$crate/src/bin/"
+    cp -p crates/*/examples/"$name.rs" "$crate/src/bin/"
 done
-cp -r crates/train/examples/own_model "$crate/src/bin/"
+cp -rp crates/train/examples/own_model "$crate/src/bin/"
 {
     cat <<END
 [package]
@@ -46,7 +48,6 @@ END
     # Kiln's own profiles: without optimization its loops are slow, and with other profiles everything is compiled anew.
     sed -n '/^\[profile\.dev\]/,$p' Cargo.toml
 } >"$crate/Cargo.toml"
-export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target}
 cd "$crate"
 cargo build --quiet --bins
 for name in library "${programs[@]}"; do

@@ -12,12 +12,19 @@ target=${CARGO_TARGET_DIR:-$PWD/target}
 rm -f "$target"/package/*.crate # of crates that have another name by now
 cargo package --locked --quiet --no-verify --workspace --exclude benches --exclude test-kit --exclude ptx --exclude cuda-driver --exclude emulated-nccl --exclude nvrtc-cache
 version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
-unpacked=$(mktemp -d)
-trap 'rm -rf "$unpacked"' EXIT
-# With the time of now (m): archives have one date for all files, and cargo would take other code for what it has built.
+unpacked=$target/unpacked
+fresh=$(mktemp -d)
+trap 'rm -rf "$fresh"' EXIT
+# Without the commit that the package comes from, and with the time of now (m): archives have one date for all files, and
+# cargo would take other code for what it has built. What has not changed since the last time keeps its time.
 for package in "$target"/package/*-"$version".crate; do
-    tar -xzmf "$package" -C "$unpacked"
+    tar -xzmf "$package" -C "$fresh" --exclude=.cargo_vcs_info.json
 done
+mkdir -p "$unpacked"
+for folder in "$unpacked"/*/; do
+    diff --brief --recursive "$folder" "$fresh/$(basename "$folder")" >/dev/null 2>&1 || rm -rf "$folder"
+done
+cp --recursive --no-clobber "$fresh"/* "$unpacked/"
 cp Cargo.lock "$unpacked/"
 {
     printf '[workspace]\nresolver = "3"\nmembers = ["*-%s"]\n\n[patch.crates-io]\n' "$version"
