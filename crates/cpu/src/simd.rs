@@ -14,17 +14,20 @@ pub enum Simd {
     Avx2,
     /// AVX-512 F, DQ and VL: 16 floats; also BF16, if the processor has it.
     Avx512,
+    /// AMX: products of bf16 in tiles. All else is done with AVX-512.
+    Amx,
 }
 
 impl Simd {
-    const ALL: [Self; 3] = [Self::Default, Self::Avx2, Self::Avx512];
+    const ALL: [Self; 4] = [Self::Default, Self::Avx2, Self::Avx512, Self::Amx];
 
-    /// The value of `KILN_SIMD` that selects this set; PyTorch's `ATEN_CPU_CAPABILITY` uses the same names.
+    /// The value of `KILN_SIMD` that selects this set; PyTorch's `ATEN_CPU_CAPABILITY` has the same names, except `amx`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Default => "default",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Amx => "amx",
         }
     }
 
@@ -36,6 +39,9 @@ impl Simd {
             let avx512 = is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl");
+            if avx2 && avx512 && is_x86_feature_detected!("avx512bf16") && may_use_amx() {
+                return Self::Amx;
+            }
             if avx2 && avx512 {
                 return Self::Avx512;
             }
@@ -64,6 +70,42 @@ impl Simd {
     }
 }
 
+/// Whether the processor has AMX with bf16, and the system lets this process use it.
+#[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
+fn may_use_amx() -> bool {
+    use std::arch::x86_64::{__cpuid_count, __get_cpuid_max};
+
+    const AMX_BF16_AND_TILE: u32 = 1 << 22 | 1 << 24; // of EDX
+    const SYS_ARCH_PRCTL: i64 = 158;
+    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
+    const XFEATURE_XTILEDATA: i64 = 18;
+
+    if __get_cpuid_max(0).0 < 7 || __cpuid_count(7, 0).edx & AMX_BF16_AND_TILE != AMX_BF16_AND_TILE {
+        return false;
+    }
+    // Linux saves the tile registers of a process, 8 KiB for each thread, only if it has asked for that.
+    let mut result = SYS_ARCH_PRCTL;
+    // SAFETY: this system call touches no memory of the process.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inout("rax") result,
+            in("rdi") ARCH_REQ_XCOMP_PERM,
+            in("rsi") XFEATURE_XTILEDATA,
+            out("rcx") _,
+            out("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0
+}
+
+/// AMX is used on Linux only, where a process can ask for it.
+#[cfg(all(target_arch = "x86_64", not(all(target_os = "linux", not(miri)))))]
+fn may_use_amx() -> bool {
+    false
+}
+
 /// Returns the set in use: the one that `KILN_SIMD` asks for, otherwise (also if the request is invalid) that of the
 /// processor.
 #[inline]
@@ -72,10 +114,10 @@ pub fn simd() -> Simd {
     *SIMD
 }
 
-/// Whether bf16 products use the native instructions of AVX512-BF16; other 16-bit products are computed in f32.
+/// Whether bf16 products use the native instructions of AVX512-BF16 or AMX; other 16-bit products are computed in f32.
 pub fn multiplies_bf16() -> bool {
     #[cfg(target_arch = "x86_64")]
-    return simd() == Simd::Avx512 && is_x86_feature_detected!("avx512bf16");
+    return simd() >= Simd::Avx512 && is_x86_feature_detected!("avx512bf16");
     #[cfg(not(target_arch = "x86_64"))]
     false
 }
@@ -104,7 +146,7 @@ macro_rules! vectorised {
 
                 match $crate::simd::simd() {
                     // SAFETY: `simd` has checked the processor.
-                    $crate::simd::Simd::Avx512 => return unsafe { avx512($($arg),*) },
+                    $crate::simd::Simd::Avx512 | $crate::simd::Simd::Amx => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
                     $crate::simd::Simd::Avx2 => return unsafe { avx2($($arg),*) },
                     $crate::simd::Simd::Default => {}

@@ -225,6 +225,30 @@ fn an_epilogue_is_its_formula_on_the_bare_product() {
     check::<bf16>(1.0 / 256.0);
 }
 
+/// The documented order of AMX: blocks of 512, and in each of them groups of 32, whose even and odd values are two chains.
+#[test]
+fn bf16_on_amx_follows_its_law_bit_for_bit() {
+    if simd() < Simd::Amx {
+        return;
+    }
+    for case in cases() {
+        let of = |count, seed| numbers(count, seed).into_iter().map(bf16::from_f32).collect::<Vec<_>>();
+        let (a, b) = (of(case.m * case.k, 25), of(case.k * case.n, 26));
+        let c = case.multiply(&a, &b, bf16::NAN);
+        let (a, b) = (case.a(&a), case.b(&b));
+        for (i, j) in (0..case.m).flat_map(|i| (0..case.n).map(move |j| (i, j))) {
+            let step = |sum: f32, p: usize| at(&a, i, p).to_f32().mul_add(at(&b, p, j).to_f32(), sum);
+            let group = |start: usize| {
+                let chain = |first: usize| (first..case.k.min(start + 32)).step_by(2).fold(0.0, step);
+                chain(start) + chain(start + 1)
+            };
+            let block = |start: usize| (start..case.k.min(start + 512)).step_by(32).map(group).fold(0.0, |s, x| s + x);
+            let want = (0..case.k).step_by(512).map(block).reduce(|c, s| c + s).unwrap_or(0.0);
+            assert_eq!(c[i * case.n + j], bf16::from_f32(want), "{case:?} at {i} {j}");
+        }
+    }
+}
+
 /// In bf16, because pairs take a separate path; with an epilogue, because its bits must not depend on the position in a
 /// row either.
 #[test]

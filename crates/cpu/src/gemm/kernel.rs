@@ -10,6 +10,8 @@
 //! | AVX2     | 16        | 6 × 16  | 12           | 2          | 2         |
 //! | portable | 16 (SSE2) | 6 × 8   | 12           | 2          | 2         |
 //!
+//! AMX has tile registers instead, and a kernel of its own in `amx`.
+//!
 //! With AVX-512, a step has 28 multiply-adds and 16 loads. Two multiply-add units need 14 cycles and two load units 8,
 //! so the multiply-adds are the limit, as intended.
 
@@ -17,10 +19,6 @@
 /// summation, and therefore the same on all machines. A panel of `A` then takes 14 · 256 · 4 B = 14 KiB. It stays in
 /// the first-level cache (32 KiB or 48 KiB) while the panels of `B` (32 KiB each) stream past it from the second level.
 pub const KC: usize = 256;
-
-/// The maximum number of units between the columns of a panel of `A` packed by columns: one cache line, more than any
-/// `MR`.
-pub const MAX_PITCH: usize = 16;
 
 /// How many steps ahead the kernel prefetches rows of `B`: 8 · 14 cycles cover the latency of the second-level cache.
 const AHEAD: usize = 8;
@@ -56,13 +54,15 @@ pub unsafe trait Vector: Copy {
     const LANES: usize;
     /// The values of `k` in a unit.
     const DEPTH: usize = 1;
+    /// The units of `k` that the kernel reads at a time. Panels are packed with zeros up to a multiple of it.
+    const STEP: usize = 1;
     /// The rows of a full tile.
     const MR: usize;
     /// The columns of a full tile.
     const NR: usize = 2 * Self::LANES;
     /// The units between the columns of a panel of `A` packed by columns; no column spans two cache lines.
     const PITCH: usize = Self::MR.next_power_of_two();
-    /// The kernels for 1, 2, .. `MR` rows: those for `A` packed by rows, then those for `A` packed by columns.
+    /// The kernels for 1, 2, .. `MR` rows: those for `A` packed by rows, then those for `A` packed by columns, if any.
     const KERNELS: [&'static [Kernel]; 2];
 
     unsafe fn zero() -> Self;

@@ -34,6 +34,19 @@
 //! A last `p` without a partner is paired with zeros. The processor determines how one instruction rounds between its
 //! two products and the sum, and it treats subnormal numbers as zero. Everything else is as above.
 //!
+//! With AMX, an instruction adds 16 such pairs:
+//!
+//! ```text
+//! c = 0
+//! for each block of 2 KC = 512 consecutive values of p (the last may be shorter):
+//!     s = 0
+//!     for each 32 values in the block (the last may be fewer):
+//!         even = odd = 0
+//!         for each pair p, p + 1: even = fma(a[i, p], b[p, j], even), odd = fma(a[i, p + 1], b[p + 1, j], odd)
+//!         s = s + (even + odd)
+//!     c = c + s
+//! ```
+//!
 //! An [`Epilogue`] is a function of one element of `C` and of others at the same position, so it changes none of this.
 //!
 //! # Structure
@@ -43,6 +56,8 @@
 //! `C` with both, and finishes its rows with `epilogue`; `task` splits the products into such rectangles, all of
 //! similar size. Each thread takes the next task until none is left.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod epilogue;
 mod kernel;
 mod pack;

@@ -5,7 +5,7 @@
 //! transposes it.
 
 use super::Matrix;
-use super::kernel::{KC, MAX_PITCH, Vector};
+use super::kernel::{KC, Vector};
 use crate::Element;
 use half::bf16;
 use std::any::TypeId;
@@ -14,9 +14,12 @@ use std::ops::Range;
 /// How many values of `k` ahead packing prefetches data that is not adjacent in memory.
 const AHEAD: usize = 16;
 
-/// The units of a packed panel of `A`: up to 16 rows of `KC`, or `KC` columns of up to 16. One extra cache line keeps
-/// equal positions of adjacent panels from competing for the same cache sets.
-pub const PANEL_A: usize = MAX_PITCH * KC + 16;
+/// The units of a packed panel of `A`: up to `PITCH` rows of `KC`, or `KC` columns of up to `PITCH`. One extra cache line
+/// keeps equal positions of adjacent panels from competing for the same cache sets.
+#[inline(always)]
+pub const fn panel_a<V: Vector>() -> usize {
+    V::PITCH * KC + 16
+}
 
 /// The units of a packed panel of `B`: `KC` rows of `NR`, and one extra row for the same reason.
 #[inline(always)]
@@ -24,8 +27,8 @@ pub const fn panel_b<V: Vector>() -> usize {
     (KC + 1) * V::NR
 }
 
-/// Packs the panels of `A` that cover these rows, `PANEL_A` units each, for this block of `k`. Returns whether they are
-/// packed by columns.
+/// Packs the panels of `A` that cover these rows, `panel_a` units each, for this block of `k`. Returns whether they are
+/// packed by columns. `scratch` holds `PITCH * KC` units.
 ///
 /// # Safety
 /// The processor must have the instructions of `V`.
@@ -35,32 +38,61 @@ pub unsafe fn pack_a<T: Element, V: Vector>(
     panels: &[Range<usize>],
     ks: Range<usize>,
     to: &mut [f32],
+    scratch: &mut [f32],
 ) -> bool {
-    let by_columns = a.row_stride == 1 && a.col_stride != 1;
+    let columns = a.row_stride == 1 && a.col_stride != 1;
+    let by_columns = columns && !V::KERNELS[1].is_empty();
     if by_columns {
-        // One column of all panels precedes the next column, because panels are adjacent in memory.
-        for (p, k) in ks.clone().step_by(V::DEPTH).enumerate() {
-            for (panel, rows) in to.chunks_exact_mut(PANEL_A).zip(panels) {
-                let to = &mut panel[p * V::PITCH..][..V::PITCH];
-                let start = k * a.col_stride + rows.start;
-                // SAFETY: this is a hint.
-                unsafe { V::prefetch(a.data.as_ptr().wrapping_add(start + AHEAD * a.col_stride).cast()) }
-                let last = (ks.end - 1).min(k + V::DEPTH - 1) * a.col_stride + rows.start;
-                // A whole vector is one instruction, and extra rows are harmless.
-                let to = if last + V::PITCH <= a.data.len() { to } else { &mut to[..rows.len()] };
-                // SAFETY: the caller guarantees it.
-                unsafe { across::<T, V>(a.data, start, a.col_stride, ks.end - k, to) }
+        // SAFETY: the caller guarantees it.
+        unsafe { columns_of_a::<T, V>(a, panels, ks, to) };
+        return true;
+    }
+    let units = ks.len().div_ceil(V::DEPTH);
+    let padded = units.next_multiple_of(V::STEP);
+    for (panel, rows) in to.chunks_exact_mut(panel_a::<V>()).zip(panels) {
+        if columns {
+            scratch[units * V::PITCH..padded * V::PITCH].fill(0.0);
+            // SAFETY: the caller guarantees it; `padded` is a multiple of `LANES`.
+            unsafe {
+                columns_of_a::<T, V>(a, std::slice::from_ref(rows), ks.clone(), scratch);
+                turn::<V>(padded, scratch, panel);
             }
+            continue;
         }
-    } else {
-        for (panel, rows) in to.chunks_exact_mut(PANEL_A).zip(panels) {
-            for (to, row) in panel.chunks_exact_mut(KC).zip(rows.clone()) {
-                let start = row * a.row_stride + ks.start * a.col_stride;
-                along::<T, V>(a.data, start, a.col_stride, ks.len(), &mut to[..ks.len().div_ceil(V::DEPTH)]);
-            }
+        for (to, row) in panel.chunks_exact_mut(KC).zip(rows.clone()) {
+            let start = row * a.row_stride + ks.start * a.col_stride;
+            let (to, rest) = to[..padded].split_at_mut(units);
+            along::<T, V>(a.data, start, a.col_stride, ks.len(), to);
+            rest.fill(0.0);
         }
     }
-    by_columns
+    false
+}
+
+/// Packs by columns: one column of all panels precedes the next column, because panels are adjacent in memory.
+///
+/// # Safety
+/// The processor must have the instructions of `V`.
+#[inline(always)]
+unsafe fn columns_of_a<T: Element, V: Vector>(
+    a: &Matrix<'_, T>,
+    panels: &[Range<usize>],
+    ks: Range<usize>,
+    to: &mut [f32],
+) {
+    for (p, k) in ks.clone().step_by(V::DEPTH).enumerate() {
+        for (panel, rows) in to.chunks_mut(panel_a::<V>()).zip(panels) {
+            let to = &mut panel[p * V::PITCH..][..V::PITCH];
+            let start = k * a.col_stride + rows.start;
+            // SAFETY: this is a hint.
+            unsafe { V::prefetch(a.data.as_ptr().wrapping_add(start + AHEAD * a.col_stride).cast()) }
+            let last = (ks.end - 1).min(k + V::DEPTH - 1) * a.col_stride + rows.start;
+            // A whole vector is one instruction, and extra rows are harmless.
+            let to = if last + V::PITCH <= a.data.len() { to } else { &mut to[..rows.len()] };
+            // SAFETY: the caller guarantees it.
+            unsafe { across::<T, V>(a.data, start, a.col_stride, ks.end - k, to) }
+        }
+    }
 }
 
 /// Packs the panels of `NR` columns of `B` that cover these columns, `panel_b` units each, for this block of `k`. The
@@ -79,6 +111,7 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
     if b.col_stride != 1 {
         let panels = to.chunks_exact_mut(panel_b::<V>()).zip(cols.clone().step_by(V::NR));
         let units = ks.len().div_ceil(V::DEPTH);
+        let padded = units.next_multiple_of(V::STEP);
         // Columns are read in place, unless their distance (multiples of 2 KiB) makes 32 of them compete for a few sets
         // of the first-level cache.
         let in_place = T::IS_F32 && b.row_stride == 1 && !b.col_stride.is_multiple_of(512) && units.is_multiple_of(4);
@@ -90,17 +123,18 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
                 continue;
             }
             for (j, line) in scratch.chunks_exact_mut(KC).take(V::NR).enumerate() {
-                let line = &mut line[..units];
+                let (line, rest) = line[..padded].split_at_mut(units);
                 if col + j < cols.end {
                     let start = (col + j) * b.col_stride + ks.start * b.row_stride;
                     along::<T, V>(b.data, start, b.row_stride, ks.len(), line);
                 } else {
                     line.fill(0.0);
                 }
+                rest.fill(0.0);
             }
             assert!(scratch.len() >= V::NR * KC);
             // SAFETY: the caller guarantees it; the scratch has `NR` rows of `KC`, a multiple of 4.
-            unsafe { transpose::<V>(units, scratch.as_ptr(), KC, panel) };
+            unsafe { transpose::<V>(padded, scratch.as_ptr(), KC, panel) };
         }
         return;
     }
@@ -120,6 +154,12 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
             }
             outside.fill(0.0);
         }
+    }
+    let units = ks.len().div_ceil(V::DEPTH);
+    let rest = units * V::NR..units.next_multiple_of(V::STEP) * V::NR;
+    if !rest.is_empty() {
+        let panels = to.chunks_exact_mut(panel_b::<V>()).take(cols.len().div_ceil(V::NR));
+        panels.for_each(|panel| panel[rest.clone()].fill(0.0));
     }
 }
 
@@ -229,6 +269,26 @@ unsafe fn transpose<V: Vector>(k: usize, from: *const f32, stride: usize, to: &m
                 let columns = V::columns(from.add(first * stride + p), stride);
                 for (i, column) in columns.into_iter().enumerate() {
                     column.store(to.as_mut_ptr().add((p + i) * V::NR + first), V::LANES, false);
+                }
+            }
+        }
+    }
+}
+
+/// Transposes `[k, PITCH]` into `[MR, KC]`, in blocks of `LANES` units of `k` and 4 rows; `k` is a multiple of `LANES`.
+///
+/// # Safety
+/// The processor must have the instructions of `V`.
+#[inline(always)]
+unsafe fn turn<V: Vector>(k: usize, from: &[f32], to: &mut [f32]) {
+    assert!(k.is_multiple_of(V::LANES) && k <= KC && from.len() >= k * V::PITCH && to.len() >= V::MR * KC);
+    for p in (0..k).step_by(V::LANES) {
+        for first in (0..V::MR).step_by(4) {
+            // SAFETY: `from` has LANES rows from `p` on, and `to` has MR rows of KC; MR is a multiple of 4.
+            unsafe {
+                let rows = V::columns(from.as_ptr().add(p * V::PITCH + first), V::PITCH);
+                for (i, row) in rows.into_iter().enumerate() {
+                    row.store(to.as_mut_ptr().add((first + i) * KC + p), V::LANES, false);
                 }
             }
         }

@@ -13,7 +13,7 @@
 
 use super::epilogue::Finish;
 use super::kernel::{KC, Kernel, Portable, Tile, Vector};
-use super::pack::{PANEL_A, pack_a, pack_b, panel_b};
+use super::pack::{pack_a, pack_b, panel_a, panel_b};
 use super::task::even;
 use super::{Epilogue, Matrix, Product};
 use crate::Element;
@@ -140,9 +140,19 @@ pub fn best_run<T: Element>() -> Run<T> {
 fn compiled_run<T: Element>() -> Run<T> {
     #[cfg(target_arch = "x86_64")]
     {
+        use super::amx::{Tiled, Tiles};
         use super::x86::Pairs;
         use crate::simd::{Simd, multiplies_bf16};
         use std::arch::x86_64::{__m256, __m512};
+
+        #[target_feature(enable = "avx512f,avx512bf16")]
+        unsafe fn amx<T: Element>(job: &Job<'_, T>, task: &Task, buffers: &mut Buffers) {
+            // SAFETY: the caller guarantees it.
+            unsafe {
+                let _tiles = Tiles::take();
+                run::<T, Tiled>(job, task, buffers)
+            }
+        }
 
         #[target_feature(enable = "avx512f,avx512bf16")]
         unsafe fn pairs<T: Element>(job: &Job<'_, T>, task: &Task, buffers: &mut Buffers) {
@@ -164,8 +174,9 @@ fn compiled_run<T: Element>() -> Run<T> {
 
         let is_bf16 = TypeId::of::<T>() == TypeId::of::<bf16>();
         match simd() {
+            Simd::Amx if is_bf16 => return amx::<T>,
             Simd::Avx512 if is_bf16 && multiplies_bf16() => return pairs::<T>,
-            Simd::Avx512 => return avx512::<T>,
+            Simd::Amx | Simd::Avx512 => return avx512::<T>,
             Simd::Avx2 => return avx2::<T>,
             Simd::Default => {}
         }
@@ -200,9 +211,9 @@ unsafe fn rectangle<T: Element, V: Vector>(
     buffers: &mut Buffers,
 ) {
     let block = KC * V::DEPTH;
-    let to_a = buffers.a.take(GROUP * PANEL_A);
+    let to_a = buffers.a.take(GROUP * panel_a::<V>());
     let to_b = buffers.b.take(cols.len().div_ceil(V::NR) * panel_b::<V>());
-    let scratch = buffers.scratch.take(V::NR * KC);
+    let scratch = buffers.scratch.take(V::NR.max(V::PITCH) * KC);
     let panels: Vec<_> = even(rows.clone(), rows.len().div_ceil(V::MR), 1).collect();
     // Partial sums wait for the next block of `k` as `f32`, in `C` itself if it is f32.
     // SAFETY: the rectangle starts inside `C`.
@@ -231,8 +242,8 @@ unsafe fn rectangle<T: Element, V: Vector>(
         for group in panels.chunks(GROUP) {
             // SAFETY: as above.
             let by_columns =
-                !a_in_place && !ks.is_empty() && unsafe { pack_a::<T, V>(&job.a, group, ks.clone(), to_a) };
-            for (panel, a) in group.iter().zip(to_a.chunks_exact(PANEL_A)) {
+                !a_in_place && !ks.is_empty() && unsafe { pack_a::<T, V>(&job.a, group, ks.clone(), to_a, scratch) };
+            for (panel, a) in group.iter().zip(to_a.chunks_exact(panel_a::<V>())) {
                 let sums = c.wrapping_add(first_row(panel) * c_stride);
                 let (panel_a, a_stride) = match a_in_place {
                     true => (job.a.data[panel.start * job.a.row_stride + k..].as_ptr().cast(), job.a.row_stride),
