@@ -22,9 +22,13 @@ for package in "$target"/package/*-"$version".crate; do
 done
 mkdir -p "$unpacked"
 for folder in "$unpacked"/*/; do
-    diff --brief --recursive "$folder" "$fresh/$(basename "$folder")" >/dev/null 2>&1 || rm -rf "$folder"
+    if diff --brief --recursive "$folder" "$fresh/$(basename "$folder")" >/dev/null 2>&1; then
+        rm -rf "$fresh/$(basename "$folder")"
+    else
+        rm -rf "$folder"
+    fi
 done
-cp --recursive --no-clobber "$fresh"/* "$unpacked/"
+find "$fresh" -mindepth 1 -maxdepth 1 -exec mv -t "$unpacked" {} +
 cp Cargo.lock "$unpacked/"
 {
     printf '[workspace]\nresolver = "3"\nmembers = ["*-%s"]\n\n[patch.crates-io]\n' "$version"

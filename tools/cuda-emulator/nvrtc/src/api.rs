@@ -1,7 +1,7 @@
 //! The functions of NVRTC's C interface. Those that concern what is kept are written out; the others pass the call on.
 
-use crate::key::{Source, key};
-use crate::real::{real, symbol};
+use crate::key::{Source, key, stamp};
+use crate::real::{self, real, symbol};
 use crate::store::{Compiled, Store};
 use std::collections::HashMap;
 use std::env;
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn nvrtcCreateProgram(
     if code == 0 {
         // SAFETY: the call has succeeded, so the handle is written and the text is a C string.
         let (handle, source) =
-            unsafe { (*program, Source { text: bytes(text), name: bytes(name), more: headers != 0 }) };
+            unsafe { (*program, Source { text: bytes(text), name: bytes(name), uncacheable: headers != 0 }) };
         programs().insert(handle, Program { source, ..Program::default() });
     }
     code
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn nvrtcCompileProgram(program: Handle, count: c_int, opti
     }
 }
 
-/// The options of a compilation. `None` if they are not ones, which NVIDIA's library refuses.
+/// The options of a compilation. `None` if a pointer is missing or their number is negative, which NVIDIA's library refuses.
 unsafe fn texts(count: c_int, options: *const *const c_char) -> Option<Vec<CString>> {
     let count = usize::try_from(count).ok()?;
     if count > 0 && options.is_null() {
@@ -138,16 +138,20 @@ unsafe fn texts(count: c_int, options: *const *const c_char) -> Option<Vec<CStri
 
 /// The key of a program with these options, if it is one to keep.
 fn key_of(program: Handle, options: Vec<CString>) -> Option<Vec<u8>> {
-    let (mut programs, version) = (programs(), nvrtc_version());
+    let mut programs = programs();
     let known = programs.get_mut(&program)?;
     let key = toolkit().and_then(|toolkit| {
         let options: Vec<&[u8]> = options.iter().map(|option| option.as_bytes()).collect();
-        key(&known.source, &options, version, &toolkit)
+        key(&known.source, &options, compiler(), &toolkit)
     });
     // The key has the text now. CubeCL destroys no program, so a second copy would stay. A second compilation under this
     // handle goes to NVIDIA's library.
-    *known =
-        Program { source: Source { more: true, ..Source::default() }, options, kept: None, compiled: key.is_none() };
+    *known = Program {
+        source: Source { uncacheable: true, ..Source::default() },
+        options,
+        kept: None,
+        compiled: key.is_none(),
+    };
     key
 }
 
@@ -155,11 +159,15 @@ fn toolkit() -> Option<PathBuf> {
     env::var_os("CUDA_PATH").filter(|folder| !folder.is_empty()).map(PathBuf::from)
 }
 
-fn nvrtc_version() -> (i32, i32) {
-    let (mut major, mut minor) = (0, 0);
-    // SAFETY: both are places for a number.
-    unsafe { nvidia::nvrtcVersion(&raw mut major, &raw mut minor) };
-    (major, minor)
+/// NVIDIA's library: its version, and its file, because builds of one version can differ.
+fn compiler() -> &'static str {
+    static COMPILER: OnceLock<String> = OnceLock::new();
+    COMPILER.get_or_init(|| {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both are places for a number.
+        unsafe { nvidia::nvrtcVersion(&raw mut major, &raw mut minor) };
+        format!("NVRTC {major}.{minor}, {}", real::file().map_or("unknown".into(), |file| stamp(&file)))
+    })
 }
 
 /// What NVIDIA's library answers for a program that it has compiled.
@@ -250,7 +258,7 @@ pub unsafe extern "C" fn nvrtcGetProgramLog(program: Handle, to: *mut u8) -> c_i
 fn leave(program: Handle) {
     compile_now(program);
     if let Some(known) = programs().get_mut(&program) {
-        known.source.more = true;
+        known.source.uncacheable = true;
     }
 }
 

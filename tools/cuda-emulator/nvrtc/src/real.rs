@@ -1,7 +1,9 @@
 //! NVIDIA's library.
 
 use crate::say::say;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, OsStr, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 /// The address of a function of `libnvrtc.so.12`. Null if there is no such library or function. `name` ends in a NUL.
@@ -22,6 +24,16 @@ pub fn symbol(name: &str) -> *mut c_void {
     };
     // SAFETY: a library that dlopen has given, and that is never closed.
     unsafe { libc::dlsym(library as *mut c_void, name.as_ptr()) }
+}
+
+/// The file of NVIDIA's library.
+pub fn file() -> Option<PathBuf> {
+    // SAFETY: `Dl_info` is plain data, and `dladdr` accepts any address.
+    unsafe {
+        let mut found = std::mem::zeroed::<libc::Dl_info>();
+        let known = libc::dladdr(symbol("nvrtcVersion\0"), &raw mut found) != 0 && !found.dli_fname.is_null();
+        known.then(|| OsStr::from_bytes(CStr::from_ptr(found.dli_fname).to_bytes()).into())
+    }
 }
 
 /// Declares functions of NVRTC, which return an `nvrtcResult`.

@@ -56,9 +56,13 @@ impl Store {
 
 /// The file of a program. Its name is a hash, so the file also holds the key.
 fn file(folder: &Path, key: &[u8]) -> PathBuf {
+    folder.join(format!("{:016x}", hash(key)))
+}
+
+fn hash(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    key.hash(&mut hasher);
-    folder.join(format!("{:016x}", hasher.finish()))
+    bytes.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Under another name first: a process that reads at the same time must not see half of it.
@@ -71,18 +75,23 @@ fn write(file: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::write(&new, bytes).and_then(|()| fs::rename(&new, file)).inspect_err(|_| drop(fs::remove_file(&new)))
 }
 
-/// Key, log and PTX, each after its length.
+/// Key, log and PTX, each after its length, and a hash of all that: a power cut can leave zeros in a file.
 fn encode(compiled: &Compiled, key: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for part in [key, &compiled.log, &compiled.ptx] {
         bytes.extend((part.len() as u64).to_le_bytes());
         bytes.extend(part);
     }
+    bytes.extend(hash(&bytes).to_le_bytes());
     bytes
 }
 
-/// The inverse of [`encode`]. `None` if the bytes are cut off or belong to another key.
-fn decode(mut bytes: &[u8], key: &[u8]) -> Option<Compiled> {
+/// The inverse of [`encode`]. `None` if the bytes are damaged or belong to another key.
+fn decode(bytes: &[u8], key: &[u8]) -> Option<Compiled> {
+    let (mut bytes, sum) = bytes.split_last_chunk()?;
+    if hash(bytes) != u64::from_le_bytes(*sum) {
+        return None;
+    }
     let mut part = || {
         let (length, rest) = bytes.split_first_chunk()?;
         let (part, rest) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
@@ -145,6 +154,12 @@ mod tests {
         for cut in 0..whole.len() {
             fs::write(&file, &whole[..cut]).unwrap();
             assert_eq!(*get("second"), compiled("second"), "cut off after {cut} bytes");
+        }
+        for place in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[place] ^= 1;
+            fs::write(&file, bytes).unwrap();
+            assert_eq!(*get("second"), compiled("second"), "byte {place} has changed");
         }
         fs::write(&file, encode(&compiled("of another"), b"another key")).unwrap();
         assert_eq!(*get("third"), compiled("third"));

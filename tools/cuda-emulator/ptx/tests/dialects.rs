@@ -53,7 +53,7 @@ fn a_function_is_called_by_its_number_in_a_table() {
     assert_eq!(card.read::<u32>(out, 32), expected);
 }
 
-/// clang and rustc give a function a second name so. The header is on one line.
+/// This is how clang and rustc give a function a second name. The header is on one line.
 #[test]
 fn an_alias_is_the_function_that_it_names() {
     let card = Card::new(
@@ -80,6 +80,39 @@ fn an_alias_is_the_function_that_it_names() {
     let out = card.buffer(&[0u32; 32]);
     card.launch("k", 1, 32, 0, &[out.into()]).unwrap();
     assert_eq!(card.read::<u32>(out, 32), (0..32).map(|i| 2 * i).collect::<Vec<u32>>());
+}
+
+/// The shared memory of a function that a kernel calls by an alias lies beside the kernel's own, and counts for it.
+#[test]
+fn shared_memory_behind_an_alias_belongs_to_the_kernel() {
+    let card = Card::new(
+        ".version 6.3 .target sm_50 .address_size 64
+.visible .func same(.param .b32 p);
+.visible .func store(.param .b32 p) {
+    .shared .b32 b[32];
+    .reg .b32 %r<4>;
+    ld.param.b32 %r0, [p]; mov.u32 %r1, %tid.x; shl.b32 %r1, %r1, 2;
+    mov.u32 %r2, b; add.u32 %r1, %r1, %r2; st.shared.u32 [%r1], %r0; ret;
+}
+.alias same, store;
+.entry k(.param .u64 out) {
+    .shared .b32 a[32];
+    .reg .b32 %r<4>; .reg .b64 %rd<2>;
+    mov.u32 %r0, %tid.x; shl.b32 %r1, %r0, 2; mov.u32 %r2, a; add.u32 %r1, %r1, %r2;
+    st.shared.u32 [%r1], %r0;
+    {
+        .param .b32 from;
+        st.param.b32 [from], 7;
+        call same, (from);
+    }
+    ld.shared.u32 %r3, [%r1];
+    ld.param.u64 %rd0, [out]; mad.wide.u32 %rd0, %r0, 4, %rd0; st.global.u32 [%rd0], %r3;
+    ret;
+}",
+    );
+    let out = card.buffer(&[0u32; 32]);
+    card.launch("k", 1, 32, 0, &[out.into()]).unwrap();
+    assert_eq!(card.read::<u32>(out, 32), (0..32).collect::<Vec<u32>>());
 }
 
 #[test]

@@ -128,8 +128,8 @@ fn integers_that_stop_at_zero_or_at_their_ends() {
 }
 
 #[test]
-fn a_difference_sets_the_carry_unless_it_borrows() {
-    // "sub.cc" leaves open how a borrow is kept. What ptxas 12.9 makes of these is a + !b + 1, and NVRTC's division of
+fn a_subtraction_sets_the_carry_unless_it_borrows() {
+    // The manual's text would set it if it borrows. What ptxas 12.9 makes of these is a + !b + 1, and NVRTC's division of
     // 128-bit integers counts on it.
     table(&[
         ("mov.u32 %r2, 5; sub.cc.u32 %r3, %r2, 3; addc.u32 %r1, 0, 0;", 1),
@@ -230,7 +230,7 @@ fn a_module_has_the_instructions_of_its_target() {
         ("sm_70", "atom.global.cas.b16 %h1, [%rd1], %h2, %h3;"),
         ("sm_70", "ld.acquire.gpu.global.f32 %f1, [%rd1];"),
         ("sm_70", "ld.global.nc.L1::no_allocate.f32 %f1, [%rd1];"),
-        ("sm_70", "fence.acq_rel.cta;"),
+        ("sm_70", "fence.acq_rel.cta; fence.acquire.gpu; fence.release.cta;"),
         ("sm_70", "lop3.and.b32 %r1|%p1, %r2, %r3, %r4, 3, %p2;"),
         ("sm_70", "wmma.load.c.sync.aligned.row.m16n16k16.f16 {%r1, %r2, %r3, %r4}, [%rd1];"),
         ("sm_72", "cvt.pack.sat.s16.s32 %r1, %r2, %r3;"),
@@ -252,6 +252,7 @@ fn a_module_has_the_instructions_of_its_target() {
         ("sm_90", "atom.global.add.noftz.bf16x2 %r1, [%rd1], %r2;"),
         ("sm_90", "mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0;"),
         ("sm_90", "mov.u32 %r1, %cluster_ctarank;"),
+        ("sm_90", "cvta.shared::cluster.u64 %rd1, %rd2;"),
         ("sm_90", "cp.async.bulk.commit_group;"),
         ("sm_90a", "setmaxnreg.inc.sync.aligned.u32 232;"),
     ] {

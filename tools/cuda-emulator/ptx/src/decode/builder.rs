@@ -116,7 +116,8 @@ impl<'t> Builder<'t> {
 
     /// Gives shared variables offsets. Those of several kernels come first, then each kernel's own.
     fn lay_out_shared(&mut self, ast: &Ast<'t>) {
-        let uses: HashMap<&str, HashSet<&str>> = ast.functions.iter().map(|f| (f.name, names(f))).collect();
+        let mut uses: HashMap<&str, HashSet<&str>> = ast.functions.iter().map(|f| (f.name, names(f))).collect();
+        uses.extend(ast.aliases.iter().map(|&(name, of)| (name, HashSet::from([of]))));
         // Functions that a kernel reaches by names.
         let reached: Vec<(&str, HashSet<&str>)> = ast
             .functions

@@ -5,7 +5,7 @@ use crate::parse::ast::Operand;
 
 /// Ten times the compute capability's digits, and 1 more where only the card itself will do: `sm_80` is 800, `sm_90a` 901.
 pub(super) type Target = u32;
-/// What the oldest cards have.
+/// What all cards from sm_50 on have.
 const ALL: Target = 0;
 const SM_52: Target = 520;
 const SM_53: Target = 530;
@@ -85,7 +85,8 @@ pub(super) fn needed(op: &Op<'_>, args: &[Operand<'_>]) -> Target {
         "prefetch" if any(&["L2::evict_last", "L2::evict_normal"]) => SM_80,
         "match" | "nanosleep" | "szext" | "bmsk" => SM_70,
         "lop3" if any(&["and", "or"]) => SM_70,
-        "mov" if op.has("b128") => SM_70,
+        "mov" | "ldu" if op.has("b128") => SM_70,
+        "cvta" | "isspacep" if op.has("shared::cluster") => SM_90,
         "cvta" | "isspacep" if param => SM_70,
         "dp4a" | "dp2a" => SM_61,
         "alloca" | "stacksave" | "stackrestore" => SM_52,
