@@ -40,28 +40,46 @@ pub struct Job<'a, T> {
     k: usize,
     a: Matrix<'a, T>,
     b: Matrix<'a, T>,
-    c: *mut T,
+    c: Output<'a, T>,
     c_stride: usize,
-    /// Whether to add to the old values of `C`; f32 only.
-    add: bool,
-    finish: Finish<'a, T>,
 }
 
-// SAFETY: `c` comes from a `&mut [T]`, tasks do not overlap, and `T` is `Send + Sync`.
+/// Where results go: the first element of `C`.
+enum Output<'a, T> {
+    /// Rounded, after the epilogue.
+    Rounded(*mut T, Finish<'a, T>),
+    /// The sums themselves, added to the old values if `add`.
+    Sums { c: *mut f32, add: bool },
+}
+
+impl<T: Element> Output<'_, T> {
+    /// `C`, if partial sums can wait in it for the next block of `k`.
+    fn sums(&self) -> Option<*mut f32> {
+        match self {
+            Self::Rounded(c, _) => T::IS_F32.then_some(c.cast()),
+            Self::Sums { c, .. } => Some(*c),
+        }
+    }
+
+    fn adds(&self) -> bool {
+        matches!(self, Self::Sums { add: true, .. })
+    }
+}
+
+// SAFETY: `c` comes from a `&mut [T]`, or its owner guarantees that nothing else uses it; tasks do not overlap, and `T` is
+// `Send + Sync`.
 unsafe impl<T: Element> Sync for Job<'_, T> {}
 
 impl<'a, T: Element> Job<'a, T> {
     /// A whole product.
     pub fn new(Product { n, k, a, b, c, .. }: Product<'a, T>, epilogue: Epilogue<'a, T>) -> Self {
-        let finish = Finish::new(epilogue, n);
-        Self { k, a, b, c: c.as_mut_ptr().cast(), c_stride: n, add: false, finish }
+        let c = Output::Rounded(c.as_mut_ptr().cast(), Finish::new(epilogue, n));
+        Self { k, a, b, c, c_stride: n }
     }
-}
 
-impl<'a> Job<'a, f32> {
-    /// A product without an epilogue, into a `C` that may be part of something larger.
-    pub fn here(k: usize, a: Matrix<'a, f32>, b: Matrix<'a, f32>, c: *mut f32, c_stride: usize, add: bool) -> Self {
-        Self { k, a, b, c, c_stride, add, finish: Finish::new(Epilogue::default(), 0) }
+    /// A product without an epilogue, whose sums are not rounded, into a `C` that may be part of something larger.
+    pub fn here(k: usize, a: Matrix<'a, T>, b: Matrix<'a, T>, c: *mut f32, c_stride: usize, add: bool) -> Self {
+        Self { k, a, b, c: Output::Sums { c, add }, c_stride }
     }
 }
 
@@ -216,20 +234,19 @@ unsafe fn rectangle<T: Element, V: Vector>(
     let scratch = buffers.scratch.take(V::NR.max(V::PITCH) * KC);
     let panels: Vec<_> = even(rows.clone(), rows.len().div_ceil(V::MR), 1).collect();
     // Partial sums wait for the next block of `k` as `f32`, in `C` itself if it is f32.
-    // SAFETY: the rectangle starts inside `C`.
-    let (c, c_stride) = match T::IS_F32 {
-        true => (unsafe { job.c.add(rows.start * job.c_stride + cols.start) }.cast::<f32>(), job.c_stride),
-        false => {
-            let waiting = if job.k > block { rows.len() } else { V::MR };
+    let all_wait = job.c.sums().is_some() || job.k > block;
+    let (c, c_stride) = match job.c.sums() {
+        // SAFETY: the rectangle starts inside `C`.
+        Some(c) => (unsafe { c.add(rows.start * job.c_stride + cols.start) }, job.c_stride),
+        None => {
+            let waiting = if all_wait { rows.len() } else { V::MR };
             (buffers.c.take(waiting * cols.len()).as_mut_ptr(), cols.len())
         }
     };
-    let first_row = |panel: &Range<usize>| if T::IS_F32 || job.k > block { panel.start - rows.start } else { 0 };
+    let first_row = |panel: &Range<usize>| if all_wait { panel.start - rows.start } else { 0 };
     // A few rows do not amortize packing `B`: the kernel reads it in place, except for a last panel that is not full.
     let in_place = T::IS_F32 && job.b.col_stride == 1 && panels.len() <= 2 && job.k > 0;
-    // Rows of `A` are read in place, unless their distance (multiples of 2 KiB) makes them compete for a few sets of
-    // the first-level cache.
-    let a_in_place = T::IS_F32 && job.a.col_stride == 1 && !job.a.row_stride.is_multiple_of(512) && job.k > 0;
+    let a_in_place = panels.last().is_some_and(|last| lies_as_units::<T, V>(&job.a, job.k, last.start));
     let packed = if in_place { cols.end - cols.len() % V::NR..cols.end } else { cols.clone() };
 
     // With `k = 0` there is one empty block: nothing to pack, and the kernel's sums are zeros.
@@ -246,7 +263,9 @@ unsafe fn rectangle<T: Element, V: Vector>(
             for (panel, a) in group.iter().zip(to_a.chunks_exact(panel_a::<V>())) {
                 let sums = c.wrapping_add(first_row(panel) * c_stride);
                 let (panel_a, a_stride) = match a_in_place {
-                    true => (job.a.data[panel.start * job.a.row_stride + k..].as_ptr().cast(), job.a.row_stride),
+                    true => {
+                        (job.a.data[panel.start * job.a.row_stride + k..].as_ptr().cast(), job.a.row_stride / V::DEPTH)
+                    }
                     false => (a.as_ptr(), KC),
                 };
                 let kernel: Kernel = V::KERNELS[usize::from(by_columns)][panel.len() - 1];
@@ -265,16 +284,32 @@ unsafe fn rectangle<T: Element, V: Vector>(
                         c: sums.wrapping_add(col - cols.start),
                         c_stride,
                         cols: V::NR.min(cols.end - col),
-                        add: job.add || k > 0,
+                        add: job.c.adds() || k > 0,
                     };
                     // SAFETY: the panels are packed as the kernel expects them.
                     unsafe { kernel(&tile) };
                 }
-                if ks.end == job.k {
+                if let Output::Rounded(c, finish) = &job.c
+                    && ks.end == job.k
+                {
                     // SAFETY: the kernels have set the sums, and nothing else uses the rectangle.
-                    unsafe { job.finish.rows(sums, c_stride, panel.clone(), cols.clone(), job.c, job.c_stride) }
+                    unsafe { finish.rows(sums, c_stride, panel.clone(), cols.clone(), *c, job.c_stride) }
                 }
             }
         }
     }
+}
+
+/// Whether the kernel can read rows of `A` in place, the last of which are those of a panel that begins at row `last`.
+#[inline(always)]
+fn lies_as_units<T: Element, V: Vector>(a: &Matrix<'_, T>, k: usize, last: usize) -> bool {
+    // Pairs of bf16 are adjacent in memory; other 16-bit elements are widened.
+    let as_units = T::IS_F32 || V::DEPTH == 2;
+    // Rows at a distance of multiples of 2 KiB, in bf16 of 1 KiB, compete for a few sets of the first-level cache.
+    let spread = !a.row_stride.is_multiple_of(512);
+    let whole = k > 0 && k.is_multiple_of(V::DEPTH * V::STEP) && a.row_stride.is_multiple_of(V::DEPTH);
+    let aligned = a.data.as_ptr().cast::<f32>().is_aligned();
+    // A kernel with tiles reads all rows of a panel, also those that it does not need.
+    let readable = V::STEP == 1 || (last + V::MR - 1) * a.row_stride + k <= a.data.len();
+    as_units && a.col_stride == 1 && spread && whole && aligned && readable
 }

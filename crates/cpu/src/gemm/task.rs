@@ -38,7 +38,8 @@ pub fn multiply<T: Element>(list: Vec<(Product<'_, T>, Epilogue<'_, T>)>) {
 }
 
 /// Computes `C = A B`, or `C += A B` if `add`, on this thread: `A` is `[m, k]`, `B` is `[k, n]`, and the rows of `C`
-/// begin `c_stride` apart. Each block of the order of summation is added to `C` in turn.
+/// begin `c_stride` apart. `C` is f32 for elements of any type. Each block of the order of summation is added to it in
+/// turn.
 ///
 /// # Safety
 /// `c` must point to the first element of a valid `C` that nothing else uses meanwhile, and that is initialized if
@@ -46,10 +47,10 @@ pub fn multiply<T: Element>(list: Vec<(Product<'_, T>, Epilogue<'_, T>)>) {
 ///
 /// # Panics
 /// If `A` or `B` is larger than its data, or `k` is 0.
-pub unsafe fn product_here(
+pub unsafe fn product_here<T: Element>(
     [m, n, k]: [usize; 3],
-    a: Matrix<'_, f32>,
-    b: Matrix<'_, f32>,
+    a: Matrix<'_, T>,
+    b: Matrix<'_, T>,
     c: *mut f32,
     c_stride: usize,
     add: bool,
@@ -61,7 +62,7 @@ pub unsafe fn product_here(
     let job = Job::here(k, a, b, c, c_stride, add);
     let task = Task { job: 0, rows: 0..m, cols: 0..n, work: 0 };
     // SAFETY: `best_run` has checked the processor, and the caller guarantees that nothing else uses `C`.
-    with_buffers(|buffers| unsafe { best_run::<f32>()(&job, &task, buffers) });
+    with_buffers(|buffers| unsafe { best_run::<T>()(&job, &task, buffers) });
 }
 
 /// Splits a product into rectangles such that the largest one takes the shortest time.

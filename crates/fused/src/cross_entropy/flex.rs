@@ -8,7 +8,6 @@ use burn::backend::{Flex, TensorMetadata};
 use cpu::gemm::{Matrix, Product, product_here, products};
 use cpu::math::{exp, max, sum, task_len};
 use cpu::{Element, Pieces, overwritten, team, vectorised, written};
-use std::borrow::Cow;
 use std::mem::MaybeUninit;
 
 impl CrossEntropyOps for Flex {
@@ -150,8 +149,7 @@ fn add_to_head<T: Element>(
     add: bool,
 ) {
     let rows = x.len() / d;
-    let (x, d_logits) = (f32s(x), f32s(d_logits));
-    let (x, d_logits, out) = (Matrix::new(&x, d), Matrix::new(&d_logits, vocab), Pieces::new(d_head));
+    let (x, d_logits, out) = (Matrix::new(x, d), Matrix::new(d_logits, vocab), Pieces::new(d_head));
     let width = vocab.div_ceil(2 * rayon::current_num_threads()).next_multiple_of(32).max(256);
     team::for_each(vocab.div_ceil(width), |i| {
         let (out, first) = (out.as_mut_ptr(), i * width);
@@ -166,17 +164,6 @@ fn add_to_head<T: Element>(
             }
         }
     });
-}
-
-fn f32s<T: Element>(values: &[T]) -> Cow<'_, [f32]> {
-    T::as_f32s(values).map_or_else(
-        || {
-            let mut wide = vec![0.0; values.len()];
-            T::widen(values, &mut wide);
-            Cow::Owned(wide)
-        },
-        Cow::Borrowed,
-    )
 }
 
 vectorised! {
