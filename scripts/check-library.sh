@@ -10,7 +10,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 root=$PWD
-export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target}
+CARGO_TARGET_DIR=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+export CARGO_TARGET_DIR
 crate=$CARGO_TARGET_DIR/outside
 rm -rf "$crate"
 mkdir -p "$crate/src/bin"
@@ -24,6 +25,8 @@ done
 cp -rp crates/train/examples/own_model "$crate/src/bin/"
 {
     cat <<END
+[workspace]
+
 [package]
 name = "outside"
 version = "0.0.0"

@@ -8,15 +8,15 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-target=${CARGO_TARGET_DIR:-$PWD/target}
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 rm -f "$target"/package/*.crate # of crates that have another name by now
 cargo package --locked --quiet --no-verify --workspace --exclude benches --exclude test-kit --exclude ptx --exclude cuda-driver --exclude emulated-nccl --exclude nvrtc-cache
 version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 unpacked=$target/unpacked
 fresh=$(mktemp -d)
 trap 'rm -rf "$fresh"' EXIT
-# Without the commit that the package comes from, and with the time of now (m): archives have one date for all files, and
-# cargo would take other code for what it has built. What has not changed since the last time keeps its time.
+# Leaves out the commit that the package comes from, and sets the current time (m): archives have one date for all files,
+# and cargo would take other code for what it has built. Packages that have not changed keep their files.
 for package in "$target"/package/*-"$version".crate; do
     tar -xzmf "$package" -C "$fresh" --exclude=.cargo_vcs_info.json
 done

@@ -321,8 +321,11 @@ def main():
     options = p.parse_args()
     if options.simd:
         simd = {"KILN_SIMD": options.simd, "ATEN_CPU_CAPABILITY": options.simd}
-        # MKL has no setting below AVX2 that AMD processors respect.
-        os.environ.update(simd | ({"MKL_ENABLE_INSTRUCTIONS": options.simd.upper()} if options.simd != "default" else {}))
+        # MKL has no setting below AVX2 that AMD processors respect. PyTorch's products of bf16 come from oneDNN.
+        if options.simd != "default":
+            simd["MKL_ENABLE_INSTRUCTIONS"] = options.simd.upper()
+            simd["ONEDNN_MAX_CPU_ISA"] = {"avx2": "AVX2", "avx512": "AVX512_CORE_BF16"}[options.simd]
+        os.environ.update(simd)
     job = JOBS[options.what](options)
     results, loads = {}, []
     for _ in range(options.runs):

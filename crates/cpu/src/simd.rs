@@ -21,7 +21,8 @@ pub enum Simd {
 impl Simd {
     const ALL: [Self; 4] = [Self::Default, Self::Avx2, Self::Avx512, Self::Amx];
 
-    /// The value of `KILN_SIMD` that selects this set; PyTorch's `ATEN_CPU_CAPABILITY` has the same names, except `amx`.
+    /// The value of `KILN_SIMD` that selects this set; PyTorch's `ATEN_CPU_CAPABILITY` has the same names, except
+    /// `amx`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Default => "default",
@@ -31,7 +32,8 @@ impl Simd {
         }
     }
 
-    /// Returns the widest set of this processor.
+    /// Returns the widest set of this processor that the process may use. Where that is AMX, the process may use it
+    /// from then on, and Linux refuses signal stacks that are too small for the tile registers.
     pub fn of_processor() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
@@ -55,13 +57,17 @@ impl Simd {
     /// Returns the set that `KILN_SIMD` asks for, or `None` if the variable is not set or empty.
     ///
     /// # Errors
-    /// If the variable does not name a set, or if this processor does not have that set.
+    /// If the variable does not name a set, or if this process cannot use that set.
     pub fn asked_for() -> Result<Option<Self>, String> {
         let Some(asked) = std::env::var_os(VARIABLE).filter(|asked| !asked.is_empty()) else { return Ok(None) };
         let widest = Self::of_processor();
         match Self::ALL.into_iter().find(|simd| asked == simd.name()) {
             Some(simd) if simd <= widest => Ok(Some(simd)),
-            Some(simd) => Err(format!("{VARIABLE} is {}, but this processor has {}", simd.name(), widest.name())),
+            Some(simd) => Err(format!(
+                "{VARIABLE} is {}, but the widest set that can be used here is {}",
+                simd.name(),
+                widest.name()
+            )),
             None => {
                 let names = Self::ALL.map(Self::name).join(", ");
                 Err(format!("{VARIABLE} is {}: give one of {names}, or leave it out", asked.display()))

@@ -87,6 +87,7 @@ fn cases() -> Vec<Case> {
         (28, 47, 3),
         (29, 100, 600),
         (64, 65, 5),
+        (95, 40, 544),
         (96, 40, 64),
         (113, 129, 300),
         (70, 40, 544),
@@ -227,7 +228,8 @@ fn an_epilogue_is_its_formula_on_the_bare_product() {
     check::<bf16>(1.0 / 256.0);
 }
 
-/// The documented order of AMX: blocks of 512, and in each of them groups of 32, whose even and odd values are two chains.
+/// The documented order of AMX: blocks of 512, and in each of them groups of 32, whose even and odd values are two
+/// chains.
 #[test]
 fn bf16_on_amx_follows_its_law_bit_for_bit() {
     if simd() < Simd::Amx {

@@ -2,7 +2,7 @@
 //!
 //! A tile register holds 16 rows of 64 bytes. One instruction multiplies 16 rows of 16 pairs of bf16 by 16 pairs of 16
 //! columns, and adds to 16 × 16 sums in `f32`: 8,192 multiply-adds in 16 cycles, eight times what AVX512-BF16 does. The
-//! kernel has four tiles of sums, so each tile that it loads is multiplied twice:
+//! kernel has four tiles of sums, so above 16 rows each tile that it loads is multiplied twice:
 //!
 //! ```text
 //!                     B: 16 pairs x 32 columns
@@ -25,7 +25,8 @@ const TILE: usize = 16;
 #[derive(Clone, Copy)]
 pub struct Tiled(Pairs);
 
-/// Kernels for these numbers of rows. The tiles of `A` always have all rows; what is in the others stays in theirs.
+/// Kernels for these numbers of rows. Tiles of `A` always have 16 rows; unused ones affect only sums that are not
+/// stored.
 macro_rules! of_rows {
     ($($rows:literal)*) => { &[$(kernel::<$rows>,)*] };
 }

@@ -27,9 +27,10 @@ const FAR_AHEAD: usize = 40;
 
 /// The arguments of the kernel: a panel of `A`, a panel of `B` and the position of the tile in `C`.
 pub struct Tile {
-    /// The units of this block of `k`, at most `KC`.
+    /// The units of this block of `k`, at most `KC`. Up to the next multiple of `STEP`, units must be readable and 0.
     pub k: usize,
-    /// Element `(i, p)` is at `i * a_stride + p`, or at `i + p * PITCH` if the panel is packed by columns.
+    /// Element `(i, p)` is at `i * a_stride + p`, or at `i + p * PITCH` if the panel is packed by columns. If `STEP` is
+    /// not 1, `MR` rows must be readable, with any contents in those that are too many.
     pub a: *const f32,
     pub a_stride: usize,
     /// Element `(p, j)` is at `p * b_stride + j`; all `NR` columns must be readable.

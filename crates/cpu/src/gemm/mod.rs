@@ -34,7 +34,8 @@
 //! A last `p` without a partner is paired with zeros. The processor determines how one instruction rounds between its
 //! two products and the sum, and it treats subnormal numbers as zero. Everything else is as above.
 //!
-//! With AMX, an instruction adds 16 such pairs:
+//! With AMX, which is used instead if the processor has it, an instruction adds 16 such pairs. Subnormal numbers are
+//! zero here too.
 //!
 //! ```text
 //! c = 0

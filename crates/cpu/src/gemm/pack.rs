@@ -1,6 +1,7 @@
 //! Packing: copies blocks of `A` and `B`, as units, into the order in which the kernel reads them.
 //!
 //! `A` is only broadcast, one unit at a time, so the kernel takes it by rows or by columns, and packing only copies it.
+//! (Tiles of AMX take it by rows, so there packing transposes columns.)
 //! `B` is read in rows of `NR` units; if it is stored by columns (the transposed weights of a backward pass), packing
 //! transposes it.
 
@@ -14,8 +15,8 @@ use std::ops::Range;
 /// How many values of `k` ahead packing prefetches data that is not adjacent in memory.
 const AHEAD: usize = 16;
 
-/// The units of a packed panel of `A`: up to `PITCH` rows of `KC`, or `KC` columns of up to `PITCH`. One extra cache line
-/// keeps equal positions of adjacent panels from competing for the same cache sets.
+/// The units of a packed panel of `A`: up to `PITCH` rows of `KC`, or `KC` columns of up to `PITCH`. One extra cache
+/// line keeps equal positions of adjacent panels from competing for the same cache sets.
 #[inline(always)]
 pub const fn panel_a<V: Vector>() -> usize {
     V::PITCH * KC + 16

@@ -10,6 +10,9 @@
 //!                 kernel
 //!             after the last block of k: the epilogue of the panel's rows, 28 KiB at most
 //! ```
+//!
+//! The sizes are those of AVX-512. With AMX, a panel of `A` takes 32 KiB, a group 256 KiB, and the rows of an epilogue
+//! 64 KiB.
 
 use super::epilogue::Finish;
 use super::kernel::{KC, Kernel, Portable, Tile, Vector};
@@ -66,8 +69,8 @@ impl<T: Element> Output<'_, T> {
     }
 }
 
-// SAFETY: `c` comes from a `&mut [T]`, or its owner guarantees that nothing else uses it; tasks do not overlap, and `T` is
-// `Send + Sync`.
+// SAFETY: `c` comes from a `&mut [T]`, or its owner guarantees that nothing else uses it; tasks do not overlap, and `T`
+// is `Send + Sync`.
 unsafe impl<T: Element> Sync for Job<'_, T> {}
 
 impl<'a, T: Element> Job<'a, T> {
@@ -91,7 +94,7 @@ pub struct Task {
     pub work: usize,
 }
 
-/// The memory that a thread packs into: it grows to at most 0.7 MiB (2.7 MiB with 16-bit elements), and is kept.
+/// The memory that a thread packs into: it grows to at most 0.8 MiB (2.8 MiB with 16-bit elements), and is kept.
 #[derive(Default)]
 pub struct Buffers {
     a: Aligned,
@@ -300,7 +303,7 @@ unsafe fn rectangle<T: Element, V: Vector>(
     }
 }
 
-/// Whether the kernel can read rows of `A` in place, the last of which are those of a panel that begins at row `last`.
+/// Whether the kernel can read `A` in place. `last` is the first row of the last panel.
 #[inline(always)]
 fn lies_as_units<T: Element, V: Vector>(a: &Matrix<'_, T>, k: usize, last: usize) -> bool {
     // Pairs of bf16 are adjacent in memory; other 16-bit elements are widened.
@@ -310,6 +313,6 @@ fn lies_as_units<T: Element, V: Vector>(a: &Matrix<'_, T>, k: usize, last: usize
     let whole = k > 0 && k.is_multiple_of(V::DEPTH * V::STEP) && a.row_stride.is_multiple_of(V::DEPTH);
     let aligned = a.data.as_ptr().cast::<f32>().is_aligned();
     // A kernel with tiles reads all rows of a panel, also those that it does not need.
-    let readable = V::STEP == 1 || (last + V::MR - 1) * a.row_stride + k <= a.data.len();
+    let readable = V::STEP == 1 || a.holds(last + V::MR, k);
     as_units && a.col_stride == 1 && spread && whole && aligned && readable
 }

@@ -38,8 +38,8 @@ pub fn multiply<T: Element>(list: Vec<(Product<'_, T>, Epilogue<'_, T>)>) {
 }
 
 /// Computes `C = A B`, or `C += A B` if `add`, on this thread: `A` is `[m, k]`, `B` is `[k, n]`, and the rows of `C`
-/// begin `c_stride` apart. `C` is f32 for elements of any type. Each block of the order of summation is added to it in
-/// turn.
+/// begin `c_stride` apart. `C` is f32, whatever the element type. Each block of the order of summation is added to it
+/// in turn.
 ///
 /// # Safety
 /// `c` must point to the first element of a valid `C` that nothing else uses meanwhile, and that is initialized if
