@@ -28,7 +28,7 @@ pub type CUkernel = usize;
 pub type CUgraph = usize;
 /// Handle of a node in a graph.
 pub type CUgraphNode = usize;
-/// Handle of a graph that can be launched.
+/// Handle of an executable graph.
 pub type CUgraphExec = usize;
 /// Handle of a pool of memory.
 pub type CUmemoryPool = usize;

@@ -2,7 +2,7 @@
 
 use crate::abi::{CUgraph, CUgraphNode, CUstream};
 use crate::call::{api, out, out_opt, values};
-use crate::captures::{Capture, active, exchange_mode, forbid_graph};
+use crate::captures::{Capture, State, active, exchange_mode, forbid_graph};
 use crate::edges::{CUgraphEdgeData, PLAIN, check_plain};
 use crate::engine::nodes::Nodes;
 use crate::errors::{Answer, Code};
@@ -36,7 +36,7 @@ pub fn join(capture: &Arc<Capture>, stream: &Stream, nodes: &[CUgraphNode]) -> A
 }
 
 /// Whether the nodes `ends` are among `last` or come before one of them.
-fn are_joined(nodes: &Nodes, ends: &[CUgraphNode], last: &[CUgraphNode]) -> bool {
+fn are_joined(nodes: &Nodes, ends: &BTreeSet<CUgraphNode>, last: &[CUgraphNode]) -> bool {
     let mut joined = BTreeSet::new();
     let mut open: Vec<_> = last.iter().filter_map(|&node| nodes.index(node).ok()).collect();
     while let Some(node) = open.pop() {
@@ -47,22 +47,37 @@ fn are_joined(nodes: &Nodes, ends: &[CUgraphNode], last: &[CUgraphNode]) -> bool
     ends.iter().filter_map(|&node| nodes.index(node).ok()).all(|node| joined.contains(&node))
 }
 
-/// Ends a capture, and hands out its graph if every stream's last node comes before the origin's next.
-fn end(capture: &Capture) -> Answer<CUgraph> {
+/// Ends a capture in all its streams.
+fn close(capture: &Capture) {
     active().retain(|other| other.id != capture.id);
     for stream in capture.streams() {
         if let Ok(stream) = streams().get(stream) {
             *stream.capture() = None;
         }
     }
+}
+
+/// Ends the capture that began in a stream, if there is one, without handing out its graph: the stream is destroyed.
+pub fn abandon(stream: &Stream) {
+    let capture = stream.capture().clone().filter(|capture| capture.origin == stream.handle);
+    if let Some(capture) = capture {
+        close(&capture);
+        if capture.owns_graph {
+            let _ = graph::remove(capture.graph);
+        }
+    }
+}
+
+/// Ends a capture, and hands out its graph if the origin has joined all that was captured.
+fn end(capture: &Capture) -> Answer<CUgraph> {
+    close(capture);
     let state = capture.state();
     let check = || {
         if state.invalid {
             return Err(Code::STREAM_CAPTURE_INVALIDATED);
         }
-        let ends: Vec<_> = state.frontier.values().flatten().copied().collect();
         let last = state.frontier.get(&capture.origin).map_or(&[][..], Vec::as_slice);
-        match are_joined(&*nodes_of(capture.graph)?, &ends, last) {
+        match are_joined(&*nodes_of(capture.graph)?, &state.unjoined, last) {
             true => Ok(capture.graph),
             false => Err(Code::STREAM_CAPTURE_UNJOINED),
         }
@@ -83,6 +98,8 @@ fn begin(stream: &Stream, mode: c_uint, into: Option<(CUgraph, Vec<CUgraphNode>)
     if own.is_some() {
         return Err(Code::ILLEGAL_STATE);
     }
+    // Another thread may have destroyed it, and nothing would end the capture.
+    streams().get(stream.handle)?;
     if mode > 2 {
         return Err(Code::INVALID_VALUE);
     }
@@ -95,7 +112,7 @@ fn begin(stream: &Stream, mode: c_uint, into: Option<(CUgraph, Vec<CUgraphNode>)
     Ok(())
 }
 
-/// Status, as the API numbers it: 0 none, 1 active, 2 lost.
+/// Status, as the API numbers it: 0 none, 1 active, 2 invalidated.
 fn status(stream: &Stream) -> (c_int, u64) {
     match stream.capture().as_ref() {
         None => (0, 0),
@@ -111,14 +128,18 @@ fn update(stream: &Stream, nodes: &[CUgraphNode], flags: c_uint) -> Answer {
     let capture = capture.as_ref().ok_or(Code::ILLEGAL_STATE)?;
     let all = nodes_of(capture.graph)?;
     nodes.iter().try_for_each(|&node| all.index(node).map(|_| ()))?;
-    let mut state = capture.state();
-    let next = state.frontier.entry(stream.handle).or_default();
-    let kept = match flags {
-        ADDS => std::mem::take(next),
-        REPLACES => Vec::new(),
+    let State { frontier, unjoined, .. } = &mut *capture.state();
+    let next = frontier.entry(stream.handle).or_default();
+    match flags {
+        ADDS => {}
+        REPLACES => {
+            // As documented, nodes that the client removes here need not be joined.
+            unjoined.retain(|node| !next.contains(node) || nodes.contains(node));
+            next.clear();
+        }
         _ => return Err(Code::INVALID_VALUE),
-    };
-    *next = kept.into_iter().chain(nodes.iter().copied()).collect::<BTreeSet<_>>().into_iter().collect();
+    }
+    *next = next.iter().chain(nodes).copied().collect::<BTreeSet<_>>().into_iter().collect();
     Ok(())
 }
 
@@ -173,7 +194,7 @@ api! {
                 return Err(Code::INVALID_VALUE);
             }
         }
-        forbid_graph(graph, "a second capture into a graph begins")?;
+        forbid_graph(graph, "cuStreamBeginCaptureToGraph")?;
         begin(&*resolve(stream, default)?, mode, Some((graph, after)))
     }
     fn cuStreamEndCapture | cuStreamEndCapture_ptsz(default; stream: CUstream, to: *mut CUgraph) {

@@ -8,9 +8,8 @@ use crate::engine::work::Work;
 use crate::errors::{Answer, Code};
 use crate::graph::change;
 use crate::handles::fresh;
-use crate::streams::streams;
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_uint;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ThreadId;
@@ -23,7 +22,7 @@ pub struct Capture {
     pub origin: CUstream,
     /// The graph that its work becomes nodes of.
     pub graph: CUgraph,
-    /// Whether it made the graph, and takes it along where it is lost.
+    /// Whether it made the graph, and destroys it if the capture fails.
     pub owns_graph: bool,
     /// The context of that stream.
     context: usize,
@@ -41,7 +40,10 @@ pub struct State {
     pub frontier: HashMap<CUstream, Vec<CUgraphNode>>,
     /// By stream, the data of the edges from those nodes, where a client has asked for them.
     pub edges: HashMap<CUstream, Vec<CUgraphEdgeData>>,
-    /// Whether the capture is lost.
+    /// Captured nodes that no later one comes after, and that the client has not removed from the dependencies of a
+    /// stream.
+    pub unjoined: BTreeSet<CUgraphNode>,
+    /// Whether the capture is invalidated.
     pub invalid: bool,
 }
 
@@ -61,15 +63,13 @@ pub fn exchange_mode(mode: c_uint) -> c_uint {
     MODE.replace(mode)
 }
 
-/// Refuses to do to a graph what may not be done while work is captured into it.
+/// Refuses a call of `function` for a graph while work is captured into it.
 ///
 /// # Errors
 /// A capture into it is in progress, which goes on.
-pub fn forbid_graph(graph: CUgraph, what: &str) -> Answer {
-    // A capture whose stream was destroyed can no longer end.
-    let open = |capture: &Arc<Capture>| capture.graph == graph && streams().get(capture.origin).is_ok();
-    match active().iter().any(open) {
-        true => refuse(Code::INVALID_VALUE, &format!("{what} while work is captured into it")),
+pub fn forbid_graph(graph: CUgraph, function: &str) -> Answer {
+    match active().iter().any(|capture| capture.graph == graph) {
+        true => refuse(Code::INVALID_VALUE, &format!("{function}: work is still being captured into the graph")),
         false => Ok(()),
     }
 }
@@ -77,7 +77,7 @@ pub fn forbid_graph(graph: CUgraph, what: &str) -> Answer {
 /// Refuses a wait for a whole context that is being captured.
 ///
 /// # Errors
-/// A capture is in progress; it is lost.
+/// A capture is in progress; it is invalidated.
 pub fn forbid_wait(context: &Context) -> Answer {
     forbid(|capture| capture.is_of(context), Code::STREAM_CAPTURE_UNSUPPORTED)
 }
@@ -85,7 +85,7 @@ pub fn forbid_wait(context: &Context) -> Answer {
 /// Refuses what may wait in hidden ways, such as an allocation, as the capture's mode asks.
 ///
 /// # Errors
-/// A capture that forbids it is in progress; it is lost.
+/// A capture that forbids it is in progress; it is invalidated.
 pub fn forbid_unsafe(context: &Context) -> Answer {
     let (mode, thread) = (MODE.get(), std::thread::current().id());
     let by = |capture: &Capture| match (mode, capture.mode) {
@@ -99,7 +99,7 @@ pub fn forbid_unsafe(context: &Context) -> Answer {
 /// Refuses a call if there are captures that `which` names.
 ///
 /// # Errors
-/// `code` if there are; they are lost.
+/// `code` if there are; they are invalidated.
 pub fn forbid(which: impl Fn(&Capture) -> bool, code: Code) -> Answer {
     let found: Vec<_> = active().iter().filter(|capture| which(capture)).cloned().collect();
     found.iter().for_each(|capture| capture.invalidate());
@@ -134,7 +134,7 @@ impl Capture {
         self.state().frontier.keys().copied().collect()
     }
 
-    /// Marks it as lost; its end will say so.
+    /// Invalidates it, so that its end fails.
     pub fn invalidate(&self) {
         self.state().invalid = true;
     }
@@ -147,7 +147,7 @@ impl Capture {
     /// Makes work of a stream a node.
     ///
     /// # Errors
-    /// The capture is lost, or its graph is destroyed.
+    /// The capture is invalidated, or its graph is destroyed.
     pub fn add(&self, stream: CUstream, work: Work) -> Answer {
         let mut state = self.state();
         if state.invalid {
@@ -155,6 +155,10 @@ impl Capture {
         }
         let after = state.frontier.get(&stream).cloned().unwrap_or_default();
         let node = change(self.graph, |nodes| nodes.add(&after, work))?;
+        for before in &after {
+            state.unjoined.remove(before);
+        }
+        state.unjoined.insert(node);
         state.frontier.insert(stream, vec![node]);
         Ok(())
     }

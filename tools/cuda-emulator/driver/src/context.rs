@@ -2,6 +2,7 @@
 
 use crate::abi::{CUcontext, CUdevice};
 use crate::call::{api, out, out_opt, unsupported};
+use crate::capture::abandon;
 use crate::captures::forbid_wait;
 use crate::card::{Card, card};
 use crate::contexts::{Context, contexts, current, current_any, pop, push, set_current, top};
@@ -54,6 +55,7 @@ fn release_peer(context: &Context, peer: usize) {
 fn close(context: &Context) {
     engine().wait(&engine().tails(context.handle));
     for stream in streams().remove_all(|stream| stream.context.handle == context.handle) {
+        abandon(&stream);
         engine().close(stream.handle);
     }
     for queue in [context.marks, context.gates] {

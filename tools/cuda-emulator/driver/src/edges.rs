@@ -6,13 +6,14 @@ use crate::engine::nodes::{Node, Nodes};
 use crate::errors::{Answer, Code};
 use crate::graph::{change, graph_of, nodes_of};
 
-/// When an edge is met: port of the first node, port of the second one, kind of the edge, five bytes of zeros.
+/// When the dependency of an edge is satisfied: port of the first node, port of the second one, type of the dependency,
+/// five bytes of zeros.
 pub type CUgraphEdgeData = [u8; 8];
 
-/// An edge that is met when the first node is done.
+/// A dependency that is satisfied when the first node is done.
 pub const PLAIN: CUgraphEdgeData = [0; 8];
 
-/// Refuses edges that are met before their first node is done.
+/// Refuses edges whose dependency is satisfied before their first node is done.
 ///
 /// # Errors
 /// There is such an edge, or data that mean nothing.
@@ -24,8 +25,10 @@ pub unsafe fn check_plain(data: *const CUgraphEdgeData, count: usize) -> Answer 
     let given = if data.is_null() { Vec::new() } else { unsafe { values(data, count) }? };
     match given.into_iter().find(|&edge| edge != PLAIN) {
         None => Ok(()),
-        // A kernel says that it is far enough, or all its blocks have begun.
-        Some([1 | 2, 0, 1, 0, 0, 0, 0, 0]) => unsupported("an edge that is met before its first node is done"),
+        // A kernel says that it is far enough, or all its blocks have begun. The latter needs no type of its own.
+        Some([1 | 2, 0, 1, 0, 0, 0, 0, 0] | [2, 0, 0, 0, 0, 0, 0, 0]) => {
+            unsupported("an edge whose dependency is satisfied before its first node is done")
+        }
         Some(_) => Err(Code::INVALID_VALUE),
     }
 }
@@ -52,9 +55,16 @@ unsafe fn change_all(
 
 /// Writes as many of `found` as the client has room for, or only their number if it gave no place.
 ///
+/// # Errors
+/// There is no place for the number.
+///
 /// # Safety
 /// Each place is null or has room for as many as `count` says.
-unsafe fn list<const N: usize>(found: &[[CUgraphNode; N]], places: [*mut CUgraphNode; N], count: *mut usize) -> Answer {
+pub unsafe fn list<const N: usize>(
+    found: &[[CUgraphNode; N]],
+    places: [*mut CUgraphNode; N],
+    count: *mut usize,
+) -> Answer {
     // SAFETY: the caller's.
     unsafe {
         if places.iter().all(|place| place.is_null()) {
@@ -137,21 +147,21 @@ api! {
         list_with_data(&neighbours(node, 0)?, [to], data, count)
     }
     fn cuGraphAddDependencies(graph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, count: usize) {
-        change_all(graph, (from, to), count, Nodes::tie)
+        change_all(graph, (from, to), count, Nodes::add_dependency)
     }
     fn cuGraphAddDependencies_v2(
         graph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, data: *const CUgraphEdgeData, count: usize,
     ) {
         check_plain(data, count)?;
-        change_all(graph, (from, to), count, Nodes::tie)
+        change_all(graph, (from, to), count, Nodes::add_dependency)
     }
     fn cuGraphRemoveDependencies(graph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, count: usize) {
-        change_all(graph, (from, to), count, Nodes::untie)
+        change_all(graph, (from, to), count, Nodes::remove_dependency)
     }
     fn cuGraphRemoveDependencies_v2(
         graph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, data: *const CUgraphEdgeData, count: usize,
     ) {
         check_plain(data, count)?;
-        change_all(graph, (from, to), count, Nodes::untie)
+        change_all(graph, (from, to), count, Nodes::remove_dependency)
     }
 }

@@ -17,7 +17,7 @@ use std::ffi::c_uint;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The last record of an event.
-#[derive(Default)]
+#[derive(Clone, Default)]
 enum Record {
     /// There was none: waiting for it waits for nothing.
     #[default]
@@ -64,6 +64,17 @@ impl Event {
         }
     }
 
+    /// When its last record is passed.
+    ///
+    /// # Errors
+    /// It was never recorded, or in a capture.
+    fn stamp(&self) -> Answer<Arc<Stamp>> {
+        match &*self.last() {
+            Record::At(_, stamp) => Ok(stamp.clone()),
+            _ => Err(Code::INVALID_HANDLE),
+        }
+    }
+
     /// Where it was recorded last.
     ///
     /// # Errors
@@ -87,30 +98,30 @@ pub fn close_all(context: CUcontext) {
 /// # Errors
 /// There is no such event, or a capture would be tied to work outside it.
 pub fn wait_in(stream: &Stream, event: CUevent) -> Answer {
-    let event = events().get(event)?;
-    let last = event.last();
-    match &*last {
-        Record::Captured(capture, nodes) => join(capture, stream, nodes),
+    let last = events().get(event)?.last().clone();
+    match last {
+        Record::Captured(capture, nodes) => join(&capture, stream, &nodes),
         Record::Never => Ok(()),
-        Record::At(..) if stream.is_capturing() => {
-            let _: Answer = stream.forbidden();
-            Err(Code::STREAM_CAPTURE_ISOLATION)
-        }
-        Record::At(point, _) => stream.submit(&[*point], Work::Nothing).map(|_| ()),
+        Record::At(point, _) => match stream.capture().as_ref() {
+            Some(capture) => {
+                capture.invalidate();
+                Err(Code::STREAM_CAPTURE_ISOLATION)
+            }
+            None => stream.batch(|batch| batch.submit(stream.handle, &[point], Work::Nothing)).map(|_| ()),
+        },
     }
 }
 
 fn record(event: CUevent, stream: &Stream) -> Answer {
     let event = events().get(event)?;
     event.check(&stream.context)?;
-    let mut last = event.last();
-    if let Some(capture) = stream.capture().as_ref() {
-        *last = Record::Captured(capture.clone(), capture.frontier(stream.handle));
-        return Ok(());
-    }
-    let stamp = Arc::new(Stamp::default());
-    if let Some(point) = stream.submit(&[], Work::Record(stamp.clone()))? {
-        *last = Record::At(point, stamp);
+    match stream.capture().as_ref() {
+        Some(capture) => *event.last() = Record::Captured(capture.clone(), capture.frontier(stream.handle)),
+        None => {
+            let stamp = Arc::new(Stamp::default());
+            let work = Work::Record(stamp.clone());
+            event.set(stream.batch(|batch| batch.submit(stream.handle, &[], work))?, stamp);
+        }
     }
     Ok(())
 }
@@ -121,10 +132,8 @@ fn record(event: CUevent, stream: &Stream) -> Answer {
 /// There is no such event, or the stream is not being captured.
 pub fn external(stream: &Stream, event: CUevent, work: Work) -> Answer {
     events().get(event)?;
-    if !stream.is_capturing() {
-        return Err(Code::INVALID_VALUE);
-    }
-    stream.submit(&[], work).map(|_| ())
+    let capture = stream.capture();
+    capture.as_ref().ok_or(Code::INVALID_VALUE)?.add(stream.handle, work)
 }
 
 /// Records an event after all work of a context.
@@ -159,8 +168,8 @@ fn elapsed(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Answer {
     if !start.timing || !end.timing {
         return Err(Code::INVALID_HANDLE);
     }
-    let (first, last) = (start.last(), end.last());
-    let (Record::At(_, first), Record::At(_, last)) = (&*first, &*last) else { return Err(Code::INVALID_HANDLE) };
+    // One after the other: both may be the same event.
+    let (first, last) = (start.stamp()?, end.stamp()?);
     start.context.check()?;
     let (Some(first), Some(last)) = (first.0.get(), last.0.get()) else { return Err(Code::NOT_READY) };
     let seconds = match last.checked_duration_since(*first) {

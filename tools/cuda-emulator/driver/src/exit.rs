@@ -61,7 +61,7 @@ pub fn leaks() -> Vec<String> {
         (crate::card::all_pinned().len(), "ranges of pinned host memory"),
         (crate::pool::made(), "pools"),
         (graphs, "graphs"),
-        (executables, "graphs that can be launched"),
+        (executables, "executable graphs"),
     ];
     let left = counts.iter().filter(|row| row.0 > 0);
     lines.extend(left.map(|(count, what)| format!("leak: {count} {what}")));

@@ -4,12 +4,13 @@ use crate::abi::{CUgraph, CUgraphExec, CUgraphNode, CUstream};
 use crate::call::{api, out, out_opt, unsupported, values};
 use crate::captures::forbid_graph;
 use crate::contexts::current;
+use crate::edges::list;
 use crate::engine::Point;
 use crate::engine::nodes::{Node, Nodes, kind};
 use crate::engine::work::Work;
 use crate::errors::{Answer, Code};
 use crate::handles::Table;
-use crate::streams::resolve;
+use crate::streams::{Stream, resolve};
 use crate::unfold::launch;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -48,7 +49,7 @@ fn executables() -> &'static Table<Executable> {
     &EXECUTABLES
 }
 
-/// Number of graphs, and of graphs that can be launched, which were not destroyed.
+/// Number of graphs, and of executable graphs, which were not destroyed.
 pub fn live() -> (usize, usize) {
     (graphs().all().len(), executables().all().len())
 }
@@ -58,7 +59,7 @@ pub fn add(nodes: Nodes) -> CUgraph {
     graphs().add(|handle| Graph { handle, nodes: Mutex::new(Arc::new(nodes)) }).handle
 }
 
-/// Changes a graph. Those that were made ready to launch from it keep what they have.
+/// Changes a graph. Executable graphs that were instantiated from it keep what they have.
 ///
 /// # Errors
 /// There is no such graph, or the change's own.
@@ -66,7 +67,7 @@ pub fn change<T>(graph: CUgraph, change: impl FnOnce(&mut Nodes) -> Answer<T>) -
     change(Arc::make_mut(&mut *graphs().get(graph)?.nodes()))
 }
 
-/// Ends a graph. Those that were made ready to launch from it stay.
+/// Ends a graph. Executable graphs that were instantiated from it stay.
 ///
 /// # Errors
 /// There is no such graph.
@@ -74,7 +75,7 @@ pub fn remove(graph: CUgraph) -> Answer {
     graphs().remove(graph).map(|_| ())
 }
 
-/// Changes a graph that can be launched. Launches that are queued keep what they have.
+/// Changes an executable graph. Launches that are queued keep what they have.
 ///
 /// # Errors
 /// There is no such graph, or the change's own.
@@ -99,7 +100,7 @@ pub fn graph_of(node: CUgraphNode) -> Answer<CUgraph> {
     found.map(|graph| graph.handle).ok_or(Code::INVALID_VALUE)
 }
 
-/// Flags of a graph that can be launched.
+/// Flags of an instantiation.
 mod flags {
     /// What the graph allocated is freed at each launch.
     pub const FREES: u64 = 1;
@@ -124,18 +125,24 @@ fn check(given: u64) -> Answer {
     }
 }
 
-fn instantiate(to: *mut CUgraphExec, graph: CUgraph) -> Answer {
+/// Instantiates a graph, and uploads it in a stream if one is given.
+fn instantiate(to: *mut CUgraphExec, graph: CUgraph, upload: Option<&Stream>) -> Answer {
     current()?;
     if to.is_null() {
         return Err(Code::INVALID_VALUE);
     }
-    forbid_graph(graph, "a graph is made ready to launch")?;
+    forbid_graph(graph, "cuGraphInstantiate")?;
     let nodes = Mutex::new(graphs().get(graph)?.nodes().clone());
+    // First, so that an upload that is refused leaves no executable graph.
+    if let Some(stream) = upload {
+        stream.submit(&[], Work::Nothing)?;
+    }
     // SAFETY: checked for null.
     unsafe { out(to, executables().add(|handle| Executable { handle, nodes, last: Mutex::default() }).handle) }
 }
 
-/// Replaces the nodes, if they have the same kinds and edges; otherwise the index of the first that differs.
+/// Replaces the work of the nodes by that of the nodes of `graph`, if these have the same kinds and edges. Otherwise
+/// returns the first of them that differs, or 0 if there are more or fewer.
 fn update(executable: CUgraphExec, graph: CUgraph) -> Answer<Result<(), CUgraphNode>> {
     let (executable, graph) = (executables().get(executable)?, graphs().get(graph)?);
     let (mut old, new) = (executable.nodes(), graph.nodes().clone());
@@ -146,11 +153,12 @@ fn update(executable: CUgraphExec, graph: CUgraph) -> Answer<Result<(), CUgraphN
     if let Some(differs) = old.iter().zip(new.iter()).position(|pair| !same(pair)) {
         return Ok(Err(new[differs].handle));
     }
-    *old = new;
+    // The nodes stay those that the client knows, of the graph that was instantiated.
+    Arc::make_mut(&mut *old).take_work(&new);
     Ok(Ok(()))
 }
 
-/// What `cuGraphInstantiateWithParams` takes, flags and a stream, and what it tells: node of the error and result.
+/// What `cuGraphInstantiateWithParams` takes, flags and a stream, and what it returns: node of the error and result.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
@@ -161,7 +169,7 @@ pub struct InstantiateParams {
     pub result: c_int,
 }
 
-/// What `cuGraphExecUpdate_v2` tells: result, node of the error, node it comes from.
+/// What `cuGraphExecUpdate_v2` returns: result, node of the error, node it comes from.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
@@ -179,7 +187,7 @@ api! {
         out(to, add(Nodes::default()))
     }
     fn cuGraphDestroy(graph: CUgraph) {
-        forbid_graph(graph, "a graph is destroyed")?;
+        forbid_graph(graph, "cuGraphDestroy")?;
         remove(graph)
     }
     fn cuGraphClone(to: *mut CUgraph, graph: CUgraph) {
@@ -191,25 +199,13 @@ api! {
         out(to, found.handle)
     }
     fn cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
-        let all = graphs().get(graph)?.nodes().clone();
-        let room = values(count, 1)?[0];
-        if !nodes.is_null() {
-            for index in 0..room {
-                out(nodes.add(index), all.get(index).map_or(0, |node| node.handle))?;
-            }
-        }
-        out(count, if nodes.is_null() { all.len() } else { room.min(all.len()) })
+        let all: Vec<_> = nodes_of(graph)?.iter().map(|node| [node.handle]).collect();
+        list(&all, [nodes], count)
     }
     fn cuGraphGetRootNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
-        let all = graphs().get(graph)?.nodes().clone();
-        let room = values(count, 1)?[0];
-        let roots: Vec<_> = all.iter().filter(|node| node.after.is_empty()).map(|node| node.handle).collect();
-        if !nodes.is_null() {
-            for index in 0..room {
-                out(nodes.add(index), roots.get(index).copied().unwrap_or(0))?;
-            }
-        }
-        out(count, if nodes.is_null() { roots.len() } else { room.min(roots.len()) })
+        let all = nodes_of(graph)?;
+        let roots: Vec<_> = all.iter().filter(|node| node.after.is_empty()).map(|node| [node.handle]).collect();
+        list(&roots, [nodes], count)
     }
     fn cuGraphNodeGetType(node: CUgraphNode, to: *mut c_int) {
         let found = graphs().all().iter().find_map(|graph| graph.nodes().iter().find(|n| n.handle == node).map(kind));
@@ -217,23 +213,21 @@ api! {
     }
     fn cuGraphInstantiateWithFlags(to: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) {
         check(flags)?;
-        instantiate(to, graph)
+        instantiate(to, graph, None)
     }
     fn cuGraphInstantiate_v2(
         to: *mut CUgraphExec, graph: CUgraph, node: *mut CUgraphNode, _log: *mut c_char, _len: usize,
     ) {
         out_opt(node, 0);
-        instantiate(to, graph)
+        instantiate(to, graph, None)
     }
     fn cuGraphInstantiateWithParams | cuGraphInstantiateWithParams_ptsz(
         default; to: *mut CUgraphExec, graph: CUgraph, params: *mut InstantiateParams,
     ) {
         let given = values(params, 1)?[0];
         let made = check(given.flags).and_then(|()| {
-            // Before the graph: a stream that there is not leaves nothing behind.
             let upload = (given.flags & flags::UPLOADS != 0).then(|| resolve(given.upload, default)).transpose()?;
-            instantiate(to, graph)?;
-            upload.map_or(Ok(()), |stream| stream.submit(&[], Work::Nothing).map(|_| ()))
+            instantiate(to, graph, upload.as_deref())
         });
         const FAILED: c_int = 1;
         out(params, InstantiateParams { node: 0, result: if made.is_ok() { 0 } else { FAILED }, ..given })?;

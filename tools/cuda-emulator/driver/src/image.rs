@@ -80,13 +80,55 @@ pub unsafe fn text(image: *const c_void, log: Log) -> Answer<String> {
     }
 }
 
+/// Bytes of the comment that a text begins with, if it does. `# 1 "name"` is from a preprocessor.
+fn comment(text: &str) -> Option<usize> {
+    let end = if text.starts_with("//") || text.starts_with('#') {
+        text.find('\n')
+    } else {
+        text.strip_prefix("/*")?.find("*/").map(|end| end + 4)
+    };
+    Some(end.unwrap_or(text.len()))
+}
+
+/// The words and commas of PTX text, without comments.
+struct Words<'t>(&'t str);
+
+impl<'t> Iterator for Words<'t> {
+    type Item = &'t str;
+
+    fn next(&mut self) -> Option<&'t str> {
+        self.0 = self.0.trim_start();
+        while let Some(end) = comment(self.0) {
+            self.0 = self.0[end..].trim_start();
+        }
+        let first = self.0.chars().next()?;
+        let rest = &self.0[first.len_utf8()..];
+        let more = if first == ',' {
+            0
+        } else {
+            rest.find(|c: char| c.is_whitespace() || ",/".contains(c)).unwrap_or(rest.len())
+        };
+        let (word, rest) = self.0.split_at(first.len_utf8() + more);
+        self.0 = rest;
+        Some(word)
+    }
+}
+
+/// The version and the target of PTX text: `8.3` and `sm_80` of `.version 8.3 .target debug, sm_80`.
+fn header(text: &str) -> (Option<&str>, Option<&str>) {
+    let mut words = Words(text);
+    let version = words.find(|&word| word == ".version").and_then(|_| words.next());
+    let mut target = words.find(|&word| word == ".target").and_then(|_| words.next());
+    while target.is_some_and(|target| !target.starts_with("sm_")) && words.next() == Some(",") {
+        target = words.next();
+    }
+    (version, target)
+}
+
 /// Refuses text that is no PTX, or that is not for this card.
 pub fn check(text: String, log: Log) -> Answer<String> {
-    let word = |name: &str| {
-        let line = text.lines().map(str::trim_start).find(|line| line.starts_with(name))?;
-        line[name.len()..].split([',', ';', ' ', '\t']).find(|word| !word.is_empty()).map(str::trim)
-    };
-    let Some(version) = word(".version") else {
+    let (version, target) = header(&text);
+    let Some(version) = version else {
         return log.fail(Code::INVALID_IMAGE, "the module is no PTX: it has no .version");
     };
     let number = |text: &str| text.parse::<u32>().ok();
@@ -98,7 +140,9 @@ pub fn check(text: String, log: Log) -> Answer<String> {
             &format!("the module is PTX {version}; the emulated driver reads up to {major}.{minor}"),
         );
     }
-    let target = word(".target").unwrap_or("sm_52").to_owned();
+    let Some(target) = target else {
+        return log.fail(Code::INVALID_PTX, "the module has no .target");
+    };
     let digits = target.trim_start_matches("sm_").trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let (capability, special) = (spec().capability, target.ends_with(['a', 'f']));
     let card = capability.0 as u32 * 10 + capability.1 as u32;

@@ -1,6 +1,6 @@
 //! Launches: what is checked at the call, and how a kernel runs when its turn has come.
 
-use crate::abi::{CUcontext, CUfunction, CUlaunchAttribute, CUlaunchConfig, CUstream};
+use crate::abi::{CUfunction, CUlaunchAttribute, CUlaunchConfig, CUstream};
 use crate::call::{api, refuse, values};
 use crate::engine::work::Work;
 use crate::errors::{Answer, Code};
@@ -151,25 +151,23 @@ unsafe fn buffer(extra: *const *const c_void) -> Answer<(*const u8, usize)> {
     if buffer.is_null() { Err(Code::INVALID_VALUE) } else { Ok((buffer, size.ok_or(Code::INVALID_VALUE)?)) }
 }
 
-/// Checks a launch in a context and takes its arguments.
+/// Checks a launch in the context of its function and takes its arguments.
 ///
 /// # Errors
-/// There is no such kernel, or the card or the kernel does not allow the sizes; stderr says why.
+/// There is no such kernel, its context has had a fault, or the card or the kernel does not allow the sizes; stderr says
+/// why.
 ///
 /// # Safety
 /// The arguments are as the API asks for.
 pub unsafe fn prepare(
     function: CUfunction,
     mut sizes: Sizes,
-    context: CUcontext,
     params: *const *const c_void,
     extra: *const *const c_void,
 ) -> Answer<Launch> {
     let function = kernel_of(function)?;
     let module = function.module()?;
-    if module.context.handle != context {
-        return refuse(Code::INVALID_HANDLE, "a kernel of one context is launched in another");
-    }
+    module.context.check()?;
     let (kernel, asked) = (function.kernel(&module), sizes.cluster);
     check(&function, kernel, &module, &mut sizes)?;
     // SAFETY: the caller's.
@@ -186,7 +184,10 @@ unsafe fn launch(
     extra: *const *const c_void,
 ) -> Answer {
     // SAFETY: the caller's.
-    let launch = unsafe { prepare(function, sizes, stream.context.handle, params, extra) }?;
+    let launch = unsafe { prepare(function, sizes, params, extra) }?;
+    if launch.module.context.handle != stream.context.handle {
+        return refuse(Code::INVALID_HANDLE, "a kernel of one context is launched in another");
+    }
     stream.submit(&[], Work::Launch(Arc::new(launch))).map(|_| ())
 }
 

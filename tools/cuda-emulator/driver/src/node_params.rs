@@ -50,7 +50,7 @@ pub struct KernelParams {
 }
 
 impl KernelParams {
-    unsafe fn launch(self, function: CUfunction, context: CUcontext, old: Option<&Work>) -> Answer<Launch> {
+    unsafe fn launch(self, function: CUfunction, old: Option<&Work>) -> Answer<Launch> {
         let (grid, block) = (self.grid, self.block);
         // The parameters do not name them: they are attributes of the node, which stay.
         let (cluster, cooperative) = match old {
@@ -59,7 +59,7 @@ impl KernelParams {
         };
         let sizes = Sizes { grid, block, cluster, shared: self.shared, cooperative };
         // SAFETY: the client gives arguments as to a launch.
-        unsafe { prepare(function, sizes, context, self.params, self.extra) }
+        unsafe { prepare(function, sizes, self.params, self.extra) }
     }
 
     /// Those of a launch, whose arguments stay the launch's.
@@ -74,7 +74,7 @@ impl KernelParams {
 impl Params for KernelParams {
     unsafe fn work(self, old: Option<&Work>) -> Answer<Work> {
         // SAFETY: the caller's.
-        unsafe { Ok(Work::Launch(Arc::new(self.launch(self.function, current()?.handle, old)?))) }
+        unsafe { Ok(Work::Launch(Arc::new(self.launch(self.function, old)?))) }
     }
 }
 
@@ -107,10 +107,10 @@ impl Params for KernelParamsV2 {
                 let context = if self.context == 0 { current()? } else { contexts().get(self.context)? };
                 let function = function_in(kernel, &context)?;
                 // SAFETY: the caller's.
-                let launch = unsafe { self.first.launch(function, context.handle, old) }?;
+                let launch = unsafe { self.first.launch(function, old) }?;
                 Ok(Work::Launch(Arc::new(Launch { named: kernel, ..launch })))
             }
-            // As documented, the context counts only for a kernel of a library.
+            // As documented, the context counts only for a kernel of a library: a function has one of its own.
             // SAFETY: the caller's.
             _ => unsafe { self.first.work(old) },
         }

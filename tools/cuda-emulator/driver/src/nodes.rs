@@ -26,7 +26,7 @@ fn replace(node: CUgraphNode, make: impl FnOnce(&Work) -> Answer<Work>) -> Answe
     change(graph_of(node)?, |nodes| nodes.replace(node, make))
 }
 
-/// Makes the work of a node anew in a graph that can be launched.
+/// Makes the work of a node anew in an executable graph.
 fn replace_in(executable: CUgraphExec, node: CUgraphNode, make: impl FnOnce(&Work) -> Answer<Work>) -> Answer {
     change_executable(executable, |nodes| nodes.replace(node, make))
 }
@@ -95,7 +95,7 @@ api! {
     }
     fn cuGraphDestroyNode(node: CUgraphNode) {
         let graph = graph_of(node)?;
-        forbid_graph(graph, "a node is destroyed")?;
+        forbid_graph(graph, "cuGraphDestroyNode")?;
         change(graph, |nodes| nodes.remove(node))
     }
     fn cuGraphExecKernelNodeSetParams(

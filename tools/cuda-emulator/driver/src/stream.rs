@@ -2,6 +2,7 @@
 
 use crate::abi::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUhostFn, CUstream, CUstreamCallback};
 use crate::call::{api, out, out_opt, unsupported};
+use crate::capture::abandon;
 use crate::card::pinned_at;
 use crate::contexts::current;
 use crate::engine::work::{UserData, Work};
@@ -54,7 +55,7 @@ api! {
         if !matches!(streams().get(handle)?.kind, Kind::Blocking | Kind::NonBlocking) {
             return Err(Code::INVALID_HANDLE);
         }
-        streams().remove(handle)?;
+        abandon(&*streams().remove(handle)?);
         engine().close(handle);
         Ok(())
     }

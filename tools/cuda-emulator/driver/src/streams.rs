@@ -4,7 +4,7 @@ use crate::abi::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream};
 use crate::captures::{Capture, forbid};
 use crate::contexts::{Context, current};
 use crate::engine::work::Work;
-use crate::engine::{Class, Point, engine};
+use crate::engine::{Batch, Class, Point, engine};
 use crate::errors::{Answer, Code};
 use crate::handles::Table;
 use std::ffi::c_int;
@@ -79,7 +79,7 @@ pub fn pass_gates(stream: &Stream) {
 /// Refuses work of the legacy default stream while a blocking stream of its context is being captured.
 ///
 /// # Errors
-/// Such a capture is in progress; it is lost.
+/// Such a capture is in progress; it is invalidated.
 fn forbid_legacy(context: &Context) -> Answer {
     let blocking = |capture: &Capture| {
         capture
@@ -96,7 +96,8 @@ impl Stream {
         Self { handle, context, kind, priority, capture: Mutex::default() }
     }
 
-    /// Its capture, if one is in progress.
+    /// Its capture, if one is in progress. While it is locked, no other thread begins or ends one, or submits work to
+    /// the stream. Lock an event inside this lock, never the other way round.
     pub fn capture(&self) -> MutexGuard<'_, Option<Arc<Capture>>> {
         self.capture.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -111,16 +112,24 @@ impl Stream {
     /// # Errors
     /// The stream is gone, or the legacy default stream would depend on a capture.
     pub fn submit(&self, after: &[Point], work: Work) -> Answer<Option<Point>> {
-        if let Some(capture) = self.capture().as_ref() {
-            return capture.add(self.handle, work).map(|()| None);
+        match self.capture().as_ref() {
+            Some(capture) => capture.add(self.handle, work).map(|()| None),
+            None => self.batch(|batch| batch.submit(self.handle, after, work)).map(Some),
         }
+    }
+
+    /// Queues what `queue` submits. The caller holds the lock of [`Self::capture`] and has found no capture.
+    ///
+    /// # Errors
+    /// The legacy default stream would depend on a capture, or those of `queue`.
+    pub fn batch<T>(&self, queue: impl FnOnce(&mut Batch) -> Answer<T>) -> Answer<T> {
         if self.kind == Kind::Legacy {
             forbid_legacy(&self.context)?;
         }
-        engine().submit(self.handle, after, work).map(Some)
+        engine().batch(queue)
     }
 
-    /// What a call answers that a capture forbids; the capture is lost.
+    /// What a call answers that a capture forbids; the capture is invalidated.
     ///
     /// # Errors
     /// Always.

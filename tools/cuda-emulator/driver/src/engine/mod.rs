@@ -4,6 +4,7 @@
 //! for, and those that the legacy default stream adds. Order between two pieces that no such edge gives is free, and a
 //! worker uses that freedom against the program.
 
+mod batch;
 pub mod nodes;
 mod random;
 mod run;
@@ -11,18 +12,17 @@ mod state;
 pub mod work;
 mod worker;
 
+pub use batch::Batch;
 pub use state::{Class, Engine, Point};
 
 use crate::card::card_of;
 use crate::contexts::Context;
-use crate::errors::{Answer, Code};
-use crate::handles::fresh;
+use crate::errors::Answer;
 use crate::settings::settings;
 use random::Random;
-use state::{Op, Others, Queue, State, Waiter};
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use state::{Others, Queue, State, Waiter};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
-use std::time::Instant;
 use work::Work;
 
 /// The engine of this process.
@@ -43,20 +43,7 @@ pub fn engine() -> &'static Engine {
 impl Engine {
     /// Opens the queue of a stream.
     pub fn open(&self, stream: usize, context: Arc<Context>, class: Class) {
-        let queue = Queue { context, class, ops: VecDeque::new(), issued: 0, done: 0, running: false, closed: false };
-        self.lock().queues.insert(stream, queue);
-    }
-
-    /// Queues work after the points `after` alone, in a queue of its own.
-    ///
-    /// # Errors
-    /// None that a caller can bring about.
-    pub fn submit_alone(&'static self, context: Arc<Context>, after: &[Point], work: Work) -> Answer<Point> {
-        let queue = fresh();
-        self.open(queue, context, Class::NonBlocking);
-        let point = self.submit(queue, after, work);
-        self.close(queue);
-        point
+        self.lock().queues.insert(stream, Queue::new(context, class));
     }
 
     /// Ends a stream: its queue goes when its work is done.
@@ -69,34 +56,21 @@ impl Engine {
         }
     }
 
-    /// Queues work, after what is in the stream, after the points `after`, and after what the legacy default stream's
-    /// order asks for.
+    /// Queues what `queue` submits, so that no other thread queues anything in between.
+    pub fn batch<T>(&'static self, queue: impl FnOnce(&mut Batch) -> T) -> T {
+        let mut batch = Batch::new(self);
+        let result = queue(&mut batch);
+        drop(batch);
+        self.changed.notify_all();
+        result
+    }
+
+    /// Queues work as [`Batch::submit`] does.
     ///
     /// # Errors
     /// An invalid handle if the stream is gone.
     pub fn submit(&'static self, stream: usize, after: &[Point], work: Work) -> Answer<Point> {
-        let mut state = self.lock();
-        let queue = state.queues.get(&stream).filter(|queue| !queue.closed).ok_or(Code::INVALID_HANDLE)?;
-        let (context, class) = (queue.context.handle, queue.class);
-        let other = match class {
-            Class::Legacy => Some(Class::Blocking),
-            Class::Blocking => Some(Class::Legacy),
-            Class::NonBlocking => None,
-        };
-        let implicit = state.queues.iter().filter(|(_, q)| Some(q.class) == other && q.context.handle == context);
-        let mut edges: Vec<_> = implicit.map(|(&stream, queue)| Point { stream, seq: queue.issued }).collect();
-        edges.extend_from_slice(after);
-        edges.retain(|&point| point.stream != stream && !state.is_done(point));
-        let queue = state.queues.get_mut(&stream).ok_or(Code::INVALID_HANDLE)?;
-        queue.issued += 1;
-        let (seq, card) = (queue.issued, queue.context.card);
-        queue.ops.push_back(Op { seq, after: edges, work, queued: Instant::now() });
-        if state.workers.insert(card) {
-            worker::start(self, card);
-        }
-        drop(state);
-        self.changed.notify_all();
-        Ok(Point { stream, seq })
+        self.batch(|batch| batch.submit(stream, after, work))
     }
 
     /// The last work of a stream.

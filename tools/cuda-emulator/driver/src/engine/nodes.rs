@@ -85,11 +85,18 @@ impl Nodes {
         Ok(())
     }
 
+    /// Takes over the work of other nodes, one by one. Handles and edges stay.
+    pub fn take_work(&mut self, from: &Self) {
+        for (node, from) in self.0.iter_mut().zip(&from.0) {
+            node.work = from.work.clone();
+        }
+    }
+
     /// Makes the node `to` come after `from`.
     ///
     /// # Errors
     /// There is no such node, the edge exists, or it would close a cycle.
-    pub fn tie(&mut self, from: CUgraphNode, to: CUgraphNode) -> Answer {
+    pub fn add_dependency(&mut self, from: CUgraphNode, to: CUgraphNode) -> Answer {
         let (from, to) = (self.index(from)?, self.index(to)?);
         if self[to].after.contains(&from) {
             return Err(Code::INVALID_VALUE);
@@ -112,7 +119,7 @@ impl Nodes {
     ///
     /// # Errors
     /// There is no such edge, or the graph frees memory, which the API rules out.
-    pub fn untie(&mut self, from: CUgraphNode, to: CUgraphNode) -> Answer {
+    pub fn remove_dependency(&mut self, from: CUgraphNode, to: CUgraphNode) -> Answer {
         self.forbid_frees()?;
         let (from, to) = (self.index(from)?, self.index(to)?);
         let place = self[to].after.iter().position(|&before| before == from).ok_or(Code::INVALID_VALUE)?;

@@ -115,6 +115,7 @@ fn options() -> ptx::Options {
 /// Runs a kernel to its end, in the context that has it: a node of a graph may name another than the stream's.
 fn run_kernel(launch: &Launch) -> Answer {
     let context = &launch.module.context;
+    context.check()?;
     let kernel = launch.function.kernel(&launch.module);
     let given = ptx::Launch {
         grid: launch.sizes.grid,
@@ -129,7 +130,12 @@ fn run_kernel(launch: &Launch) -> Answer {
             profile::launched(launch, &counts, start.elapsed());
             Ok(())
         }
-        Err(fault) => Err(report(&format!("kernel '{}' on card {}", kernel.name, context.card), &fault)),
+        Err(fault) => {
+            let code = report(&format!("kernel '{}' on card {}", kernel.name, context.card), &fault);
+            // The worker knows only the stream's context, whose work has failed too.
+            context.fail(code);
+            Err(code)
+        }
     }
 }
 

@@ -44,6 +44,13 @@ pub(super) struct Queue {
     pub(super) closed: bool,
 }
 
+impl Queue {
+    /// A queue without work.
+    pub(super) fn new(context: Arc<Context>, class: Class) -> Self {
+        Self { context, class, ops: VecDeque::new(), issued: 0, done: 0, running: false, closed: false }
+    }
+}
+
 /// A host thread that waits: how far each stream has to come, and what is to happen to work that it does not wait for.
 pub(super) struct Waiter {
     pub(super) need: HashMap<usize, u64>,

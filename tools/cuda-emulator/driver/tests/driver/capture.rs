@@ -1,7 +1,10 @@
 //! Streams that are captured, and graphs.
 
 use crate::{Client, code, kernels::ADD, launch, ok};
-use emulated_cuda::capture::{cuStreamBeginCapture_v2, cuStreamEndCapture, cuStreamIsCapturing};
+use emulated_cuda::abi::CUgraph;
+use emulated_cuda::capture::{
+    cuStreamBeginCapture_v2, cuStreamEndCapture, cuStreamGetCaptureInfo_v2, cuStreamIsCapturing,
+};
 use emulated_cuda::context::cuCtxSynchronize;
 use emulated_cuda::edges::{
     cuGraphAddDependencies, cuGraphGetEdges, cuGraphNodeGetDependencies, cuGraphNodeGetDependentNodes,
@@ -14,7 +17,7 @@ use emulated_cuda::memory::cuMemAlloc_v2;
 use emulated_cuda::node_params::{FillParams, KernelParams};
 use emulated_cuda::nodes::{cuGraphAddEmptyNode, cuGraphAddKernelNode, cuGraphAddMemsetNode};
 use emulated_cuda::nodes::{cuGraphExecKernelNodeSetParams, cuGraphExecMemsetNodeSetParams};
-use emulated_cuda::stream::cuStreamSynchronize;
+use emulated_cuda::stream::{cuStreamDestroy_v2, cuStreamSynchronize};
 use std::ptr::{null, null_mut};
 
 #[test]
@@ -50,7 +53,7 @@ fn a_captured_fork_runs_as_often_as_its_graph_is_launched() {
 }
 
 #[test]
-fn what_a_capture_forbids_loses_it() {
+fn what_a_capture_forbids_invalidates_it() {
     let client = Client::new();
     let (stream, values) = (client.stream(), client.put(&[1]));
     let (mut graph, mut address) = (0, 0);
@@ -74,6 +77,30 @@ fn a_fork_that_is_not_joined_is_found_out() {
     ok!(cuMemsetD32Async(values, 2, 1, second));
     assert_eq!(code!(cuStreamEndCapture(second, &mut graph)), 903);
     assert_eq!(code!(cuStreamEndCapture(first, &mut graph)), 904);
+}
+
+#[test]
+fn a_stream_that_is_destroyed_takes_its_capture_along() {
+    let client = Client::new();
+    let (second, values) = (client.stream(), client.put(&[1]));
+    let (mut graph, mut address, mut capturing) = (0, 0, 9);
+    let begin = |graph: &mut CUgraph| {
+        let (first, mut status) = (client.stream(), 0);
+        ok!(cuStreamBeginCapture_v2(first, 0));
+        client.order(first, second);
+        ok!(cuMemsetD32Async(values, 2, 1, second));
+        ok!(cuStreamGetCaptureInfo_v2(first, &mut status, null_mut(), graph, null_mut(), null_mut()));
+        first
+    };
+    let is_gone = |graph| code!(cuGraphGetNodes(graph, null_mut(), &mut 0)) == 1;
+    ok!(cuStreamDestroy_v2(begin(&mut graph)));
+    ok!(cuMemAlloc_v2(&mut address, 4));
+    ok!(cuStreamIsCapturing(second, &mut capturing));
+    assert!(capturing == 0 && is_gone(graph));
+    // So does a context with its streams.
+    begin(&mut graph);
+    drop(client);
+    assert!(is_gone(graph));
 }
 
 #[test]

@@ -1,72 +1,21 @@
 //! Graphs that record events and wait for them.
 
+use crate::common::{event, executable, fill, graph, host, pointer, record, set, wait_for};
 use crate::{Client, code, ok};
-use emulated_cuda::abi::{CUevent, CUgraph, CUgraphExec, CUgraphNode};
 use emulated_cuda::capture::{cuStreamBeginCapture_v2, cuStreamEndCapture};
 use emulated_cuda::event::{
-    cuEventCreate, cuEventDestroy_v2, cuEventElapsedTime, cuEventQuery, cuEventRecordWithFlags, cuEventSynchronize,
+    cuEventDestroy_v2, cuEventElapsedTime, cuEventQuery, cuEventRecordWithFlags, cuEventSynchronize,
 };
 use emulated_cuda::fill::cuMemsetD32Async;
-use emulated_cuda::graph::{cuGraphCreate, cuGraphInstantiateWithFlags, cuGraphLaunch, cuGraphNodeGetType};
-use emulated_cuda::node_params::{FillParams, HostParams};
+use emulated_cuda::graph::{cuGraphLaunch, cuGraphNodeGetType};
 use emulated_cuda::nodes::{
-    cuGraphAddEventRecordNode, cuGraphAddEventWaitNode, cuGraphAddHostNode, cuGraphAddMemsetNode,
-    cuGraphEventRecordNodeGetEvent, cuGraphEventRecordNodeSetEvent, cuGraphEventWaitNodeGetEvent,
-    cuGraphExecEventRecordNodeSetEvent,
+    cuGraphAddEventRecordNode, cuGraphAddEventWaitNode, cuGraphEventRecordNodeGetEvent, cuGraphEventRecordNodeSetEvent,
+    cuGraphEventWaitNodeGetEvent, cuGraphExecEventRecordNodeSetEvent,
 };
 use emulated_cuda::stream::{cuLaunchHostFunc, cuStreamSynchronize, cuStreamWaitEvent};
 use emulated_cuda::transfer::cuMemcpyDtoHAsync_v2;
-use std::ffi::c_void;
 use std::ptr::null;
 use std::sync::atomic::{AtomicU32, Ordering};
-
-fn event() -> CUevent {
-    let mut event = 0;
-    ok!(cuEventCreate(&mut event, 0));
-    event
-}
-
-fn graph() -> CUgraph {
-    let mut graph = 0;
-    ok!(cuGraphCreate(&mut graph, 0));
-    graph
-}
-
-fn executable(graph: CUgraph) -> CUgraphExec {
-    let mut executable = 0;
-    ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
-    executable
-}
-
-fn fill(graph: CUgraph, after: &[CUgraphNode], to: u64, value: u32) -> CUgraphNode {
-    let (mut node, params) = (0, FillParams { to, pitch: 0, value, element: 4, width: 1, height: 1 });
-    ok!(cuGraphAddMemsetNode(&mut node, graph, after.as_ptr(), after.len(), &params, 0));
-    node
-}
-
-/// Waits until another thread has set the number behind `data`.
-unsafe extern "C" fn wait_for(data: *mut c_void) {
-    // SAFETY: the tests pass such a number, which is static.
-    let flag = unsafe { &*data.cast::<AtomicU32>() };
-    while flag.load(Ordering::Acquire) == 0 {
-        std::thread::yield_now();
-    }
-}
-
-/// Sets the number behind `data`.
-unsafe extern "C" fn set(data: *mut c_void) {
-    // SAFETY: as above.
-    unsafe { &*data.cast::<AtomicU32>() }.store(1, Ordering::Release);
-}
-
-fn pointer(flag: &'static AtomicU32) -> *mut c_void {
-    std::ptr::from_ref(flag).cast_mut().cast()
-}
-
-fn host(graph: CUgraph, after: &[CUgraphNode], function: unsafe extern "C" fn(*mut c_void), flag: &'static AtomicU32) {
-    let (mut node, params) = (0, HostParams { function: Some(function), data: pointer(flag) });
-    ok!(cuGraphAddHostNode(&mut node, graph, after.as_ptr(), after.len(), &params));
-}
 
 #[test]
 fn an_event_of_a_graph_is_passed_when_its_node_is_and_not_when_the_graph_is() {
@@ -74,12 +23,11 @@ fn an_event_of_a_graph_is_passed_when_its_node_is_and_not_when_the_graph_is() {
     let client = Client::new();
     let (first, second, values) = (client.stream(), client.stream(), client.put(&[0]));
     let (graph, start, middle, host_values) = (graph(), event(), event(), client.pinned(1));
-    let mut nodes = [0; 3];
-    ok!(cuGraphAddEventRecordNode(&mut nodes[0], graph, null(), 0, start));
-    nodes[1] = fill(graph, &nodes[..1], values, 5);
-    ok!(cuGraphAddEventRecordNode(&mut nodes[2], graph, &nodes[1], 1, middle));
+    let begun = record(graph, &[], start);
+    let written = fill(graph, &[begun], values, 5, 1);
+    let recorded = record(graph, &[written], middle);
     // The rest of the graph waits for this test.
-    host(graph, &nodes[2..], wait_for, &DONE);
+    host(graph, &[recorded], wait_for, &DONE);
     let executable = executable(graph);
     ok!(cuEventQuery(middle));
     ok!(cuGraphLaunch(executable, first));
@@ -104,7 +52,7 @@ fn only_what_comes_after_a_wait_is_held_up_by_the_event() {
     // The event comes after a function that a branch of the graph has to end.
     let event = event();
     ok!(cuGraphAddEventWaitNode(&mut wait, graph, null(), 0, event));
-    fill(graph, &[wait], values, 3);
+    fill(graph, &[wait], values, 3, 1);
     host(graph, &[], set, &BRANCH);
     let executable = executable(graph);
     ok!(cuLaunchHostFunc(writer, Some(wait_for), pointer(&BRANCH)));
@@ -124,9 +72,8 @@ fn a_stream_sees_what_a_graph_has_done_before_it_recorded_the_event() {
     let client = Client::new();
     let (writer, reader, values) = (client.stream(), client.stream(), client.put(&[0]));
     let (graph, event, seen) = (graph(), event(), client.pinned(1));
-    let mut record = 0;
-    let first = fill(graph, &[], values, 1);
-    ok!(cuGraphAddEventRecordNode(&mut record, graph, &first, 1, event));
+    let first = fill(graph, &[], values, 1, 1);
+    record(graph, &[first], event);
     let executable = executable(graph);
     for _ in 0..40 {
         ok!(cuMemsetD32Async(values, 0, 1, writer));
@@ -140,11 +87,10 @@ fn a_stream_sees_what_a_graph_has_done_before_it_recorded_the_event() {
 }
 
 #[test]
-fn the_event_of_a_node_is_told_and_exchanged() {
+fn the_event_of_a_node_is_returned_and_replaced() {
     let client = Client::new();
     let (stream, graph, old, new) = (client.stream(), graph(), event(), event());
-    let (mut record, mut wait, mut found) = (0, 0, 0);
-    ok!(cuGraphAddEventRecordNode(&mut record, graph, null(), 0, old));
+    let (record, mut wait, mut found) = (record(graph, &[], old), 0, 0);
     ok!(cuGraphAddEventWaitNode(&mut wait, graph, null(), 0, old));
     let executable = executable(graph);
     ok!(cuGraphEventWaitNodeGetEvent(wait, &mut found));
@@ -161,7 +107,7 @@ fn the_event_of_a_node_is_told_and_exchanged() {
     ] {
         assert_eq!(code, 1);
     }
-    // What was made ready to launch keeps the old event until it is told.
+    // The executable graph keeps the old event until its own node is changed.
     ok!(cuGraphLaunch(executable, stream));
     client.synchronize();
     let mut milliseconds = 0.0;
@@ -190,4 +136,29 @@ fn a_capture_takes_external_events_as_nodes() {
     ok!(cuGraphLaunch(executable(graph), stream));
     ok!(cuEventSynchronize(after));
     assert_eq!(client.get(values, 1), [9]);
+}
+
+#[test]
+fn the_events_of_a_graph_work_in_a_graph_that_captured_its_launch() {
+    static DONE: AtomicU32 = AtomicU32::new(0);
+    let client = Client::new();
+    let (stream, reader, values, seen) = (client.stream(), client.stream(), client.put(&[0]), client.pinned(1));
+    let (inner, event, mut outer) = (graph(), event(), 0);
+    record(inner, &[fill(inner, &[], values, 5, 1)], event);
+    let inner = executable(inner);
+    ok!(cuStreamBeginCapture_v2(stream, 0));
+    ok!(cuMemsetD32Async(values, 1, 1, stream));
+    ok!(cuGraphLaunch(inner, stream));
+    // The rest of the outer graph waits for this test.
+    ok!(cuLaunchHostFunc(stream, Some(wait_for), pointer(&DONE)));
+    ok!(cuMemsetD32Async(values, 7, 1, stream));
+    ok!(cuStreamEndCapture(stream, &mut outer));
+    ok!(cuGraphLaunch(executable(outer), stream));
+    ok!(cuStreamWaitEvent(reader, event, 0));
+    ok!(cuMemcpyDtoHAsync_v2(seen.as_mut_ptr() as usize, values, 4, reader));
+    ok!(cuStreamSynchronize(reader));
+    assert_eq!(seen[0], 5);
+    DONE.store(1, Ordering::Release);
+    ok!(cuStreamSynchronize(stream));
+    assert_eq!(client.get(values, 1), [7]);
 }

@@ -1,7 +1,8 @@
 //! Nodes of graphs: what they are made of, and how they are changed.
 
+use crate::common::{Arguments, executable, fill, fill_of, graph};
 use crate::{Client, code, kernels::ADD, ok};
-use emulated_cuda::abi::{CUDA_MEMCPY3D, CUgraph, CUgraphExec, CUgraphNode, CUlaunchAttribute, CUlaunchConfig};
+use emulated_cuda::abi::{CUDA_MEMCPY3D, CUgraph, CUlaunchAttribute, CUlaunchConfig};
 use emulated_cuda::abi::{MEMORY_DEVICE, MEMORY_HOST};
 use emulated_cuda::capture::{cuStreamBeginCapture_v2, cuStreamEndCapture};
 use emulated_cuda::edges::{
@@ -10,69 +11,29 @@ use emulated_cuda::edges::{
 };
 use emulated_cuda::event::cuEventQuery;
 use emulated_cuda::graph::{
-    InstantiateParams, cuGraphClone, cuGraphCreate, cuGraphGetNodes, cuGraphInstantiateWithFlags,
-    cuGraphInstantiateWithParams, cuGraphLaunch, cuGraphNodeFindInClone, cuGraphNodeGetType,
+    InstantiateParams, UpdateInfo, cuGraphClone, cuGraphExecUpdate_v2, cuGraphGetNodes, cuGraphInstantiateWithParams,
+    cuGraphLaunch, cuGraphNodeFindInClone, cuGraphNodeGetType,
 };
 use emulated_cuda::launch::cuLaunchKernelEx;
 use emulated_cuda::library::{cuLibraryGetKernel, cuLibraryLoadData};
 use emulated_cuda::node_params::{FillParams, HostParams, KernelParams, KernelParamsV2, NodeParams};
 use emulated_cuda::nodes::{
     cuGraphAddKernelNode, cuGraphAddKernelNode_v2, cuGraphAddMemsetNode, cuGraphAddNode, cuGraphAddNode_v2,
-    cuGraphDestroyNode, cuGraphExecNodeSetParams, cuGraphHostNodeGetParams, cuGraphKernelNodeGetParams,
-    cuGraphKernelNodeGetParams_v2, cuGraphKernelNodeSetParams, cuGraphKernelNodeSetParams_v2,
-    cuGraphMemsetNodeGetParams, cuGraphMemsetNodeSetParams, cuGraphNodeSetParams,
+    cuGraphDestroyNode, cuGraphExecMemsetNodeSetParams, cuGraphExecNodeSetParams, cuGraphHostNodeGetParams,
+    cuGraphKernelNodeGetParams, cuGraphKernelNodeGetParams_v2, cuGraphKernelNodeSetParams,
+    cuGraphKernelNodeSetParams_v2, cuGraphMemsetNodeGetParams, cuGraphMemsetNodeSetParams, cuGraphNodeSetParams,
 };
+use emulated_cuda::stream::cuStreamCreate;
 use std::ffi::{CString, c_void};
 use std::mem::zeroed;
 use std::ptr::{null, null_mut, without_provenance};
-
-fn graph() -> CUgraph {
-    let mut graph = 0;
-    ok!(cuGraphCreate(&mut graph, 0));
-    graph
-}
-
-fn executable(graph: CUgraph) -> CUgraphExec {
-    let mut executable = 0;
-    ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
-    executable
-}
 
 fn run(graph: CUgraph) {
     ok!(cuGraphLaunch(executable(graph), 0));
 }
 
-fn fill_of(to: u64, value: u32) -> FillParams {
-    FillParams { to, pitch: 0, value, element: 4, width: 4, height: 1 }
-}
-
-fn fill(graph: CUgraph, to: u64, value: u32) -> CUgraphNode {
-    let mut node = 0;
-    ok!(cuGraphAddMemsetNode(&mut node, graph, null(), 0, &fill_of(to, value), 0));
-    node
-}
-
-/// Arguments of `add`, as pointers to each.
-struct Arguments {
-    values: Box<[u64; 2]>,
-    pointers: [*const c_void; 2],
-}
-
-impl Arguments {
-    fn new(address: u64) -> Self {
-        let values = Box::new([address, 4]);
-        let pointers = values.each_ref().map(|value| std::ptr::from_ref(value).cast());
-        Self { values, pointers }
-    }
-
-    fn of(&self, function: usize) -> KernelParams {
-        let params = self.pointers.as_ptr();
-        KernelParams { function, grid: [1; 3], block: [4, 1, 1], shared: 0, params, extra: null() }
-    }
-}
-
 #[test]
-fn the_parameters_of_a_kernel_s_node_are_told_and_are_those_of_another_node() {
+fn the_parameters_of_a_kernel_s_node_are_returned_and_make_another_node() {
     let client = Client::new();
     let add = client.function(client.load(ADD), "add");
     let (values, other) = (client.put(&[1; 4]), client.put(&[2; 4]));
@@ -82,37 +43,37 @@ fn the_parameters_of_a_kernel_s_node_are_told_and_are_those_of_another_node() {
     // The node has taken the arguments.
     arguments.values[0] = 0;
     // SAFETY: zeros are a value of the structure.
-    let mut told: KernelParamsV2 = unsafe { zeroed() };
-    ok!(cuGraphKernelNodeGetParams_v2(node, &mut told));
-    assert_eq!((told.first.function, told.kernel, told.context), (add, 0, client.0));
-    assert_eq!((told.first.grid, told.first.block, told.first.shared), ([1; 3], [4, 1, 1], 0));
+    let mut got: KernelParamsV2 = unsafe { zeroed() };
+    ok!(cuGraphKernelNodeGetParams_v2(node, &mut got));
+    assert_eq!((got.first.function, got.kernel, got.context), (add, 0, client.0));
+    assert_eq!((got.first.grid, got.first.block, got.first.shared), ([1; 3], [4, 1, 1], 0));
     // SAFETY: the driver's list has a pointer to each argument.
-    let first = unsafe { (*told.first.params).cast::<u64>().read_unaligned() };
+    let first = unsafe { (*got.first.params).cast::<u64>().read_unaligned() };
     assert_eq!(first, values);
-    ok!(cuGraphAddKernelNode_v2(&mut copy, graph, &node, 1, &told));
+    ok!(cuGraphAddKernelNode_v2(&mut copy, graph, &node, 1, &got));
     run(graph);
     assert_eq!(client.get(values, 2), [201, 203]);
     // Other arguments, of the graph and not of what was made from it.
     let before = executable(graph);
     let second = Arguments::new(other);
-    ok!(cuGraphKernelNodeSetParams_v2(copy, &KernelParamsV2 { first: second.of(add), ..told }));
+    ok!(cuGraphKernelNodeSetParams_v2(copy, &KernelParamsV2 { first: second.of(add), ..got }));
     run(graph);
     assert_eq!((client.get(values, 1), client.get(other, 1)), (vec![301], vec![102]));
     ok!(cuGraphLaunch(before, 0));
     assert_eq!((client.get(values, 1), client.get(other, 1)), (vec![501], vec![102]));
-    let mut shown = told.first;
+    let mut shown = got.first;
     ok!(cuGraphKernelNodeGetParams(copy, &mut shown));
     ok!(cuGraphKernelNodeSetParams(node, &shown));
     run(graph);
     assert_eq!((client.get(values, 1), client.get(other, 1)), (vec![501], vec![302]));
-    let clear = fill(graph, values, 0);
+    let clear = fill(graph, &[], values, 0, 4);
     assert_eq!(code!(cuGraphKernelNodeGetParams(clear, &mut shown)), 1, "another kind");
     assert_eq!(code!(cuGraphKernelNodeGetParams(node, null_mut())), 1);
     assert_eq!(code!(cuGraphKernelNodeGetParams(3, &mut shown)), 1);
 }
 
 #[test]
-fn a_kernel_s_node_tells_its_arguments_and_its_kernel_as_they_were_given() {
+fn a_kernel_s_node_returns_its_arguments_and_its_kernel_as_they_were_given() {
     let client = Client::new();
     let values = client.put(&[1; 4]);
     let (text, mut library, mut kernel) = (CString::new(ADD).expect("a text without zeros"), 0, 0);
@@ -124,11 +85,11 @@ fn a_kernel_s_node_tells_its_arguments_and_its_kernel_as_they_were_given() {
     let first = KernelParams { params: null(), extra: extra.as_ptr(), ..Arguments::new(values).of(0) };
     let given = KernelParamsV2 { first, kernel, context: 0 };
     ok!(cuGraphAddKernelNode_v2(&mut node, graph, null(), 0, &given));
-    let mut told = given;
-    ok!(cuGraphKernelNodeGetParams_v2(node, &mut told));
-    assert_eq!((told.first.function, told.kernel, told.first.params.is_null()), (0, kernel, true));
-    assert!(!std::ptr::eq(told.first.extra, extra.as_ptr()));
-    ok!(cuGraphAddKernelNode_v2(&mut copy, graph, &node, 1, &told));
+    let mut got = given;
+    ok!(cuGraphKernelNodeGetParams_v2(node, &mut got));
+    assert_eq!((got.first.function, got.kernel, got.first.params.is_null()), (0, kernel, true));
+    assert!(!std::ptr::eq(got.first.extra, extra.as_ptr()));
+    ok!(cuGraphAddKernelNode_v2(&mut copy, graph, &node, 1, &got));
     run(graph);
     assert_eq!(client.get(values, 2), [201, 203]);
     let nothing = KernelParamsV2 { kernel: 0, ..given };
@@ -181,14 +142,14 @@ fn edges_are_added_and_removed_all_or_none() {
     let add = client.function(client.load(ADD), "add");
     let values = client.put(&[1; 4]);
     let (graph, arguments, mut kernel) = (graph(), Arguments::new(values), 0);
-    let clear = fill(graph, values, 0);
+    let clear = fill(graph, &[], values, 0, 4);
     ok!(cuGraphAddKernelNode(&mut kernel, graph, &clear, 1, &arguments.of(add)));
     let edges = || {
         let mut count = 0;
         ok!(cuGraphGetEdges(graph, null_mut(), null_mut(), &mut count));
         count
     };
-    let last = fill(graph, values, 7);
+    let last = fill(graph, &[], values, 7, 4);
     let (from, to) = ([kernel, clear], [last, kernel]);
     assert_eq!(code!(cuGraphAddDependencies(graph, from.as_ptr(), to.as_ptr(), 2)), 1, "the second is there");
     assert_eq!(edges(), 1);
@@ -212,7 +173,11 @@ fn edges_are_added_and_removed_all_or_none() {
     assert_eq!(code!(cuGraphGetEdges_v2(graph, null_mut(), null_mut(), data.as_mut_ptr(), &mut count)), 1);
     ok!(cuGraphRemoveDependencies_v2(graph, &clear, &kernel, &[0; 8], 1));
     assert_eq!(edges(), 2);
-    assert_eq!(code!(cuGraphAddDependencies_v2(graph, &clear, &kernel, &[1, 0, 1, 0, 0, 0, 0, 0], 1)), 801);
+    // The port for programmatic launches needs an edge of that type; the one for the order of launches takes both.
+    for (port, kind, expected) in [(1, 1, 801), (2, 1, 801), (2, 0, 801), (1, 0, 1), (0, 1, 1), (3, 1, 1)] {
+        let edge = [port, 0, kind, 0, 0, 0, 0, 0];
+        assert_eq!(code!(cuGraphAddDependencies_v2(graph, &clear, &kernel, &edge, 1)), expected, "{edge:?}");
+    }
     run_some(107);
 }
 
@@ -223,8 +188,8 @@ fn a_node_that_is_destroyed_is_gone_from_its_graph_alone() {
     let values = client.put(&[1; 4]);
     let (graph, arguments, mut kernel, mut copy, mut cloned) = (graph(), Arguments::new(values), 0, 0, 0);
     // The first node goes, so that the others move up.
-    let clear = fill(graph, values, 0);
-    let other = fill(graph, client.put(&[0; 4]), 1);
+    let clear = fill(graph, &[], values, 0, 4);
+    let other = fill(graph, &[], client.put(&[0; 4]), 1, 4);
     ok!(cuGraphAddKernelNode(&mut kernel, graph, [other, clear].as_ptr(), 2, &arguments.of(add)));
     let before = executable(graph);
     ok!(cuGraphClone(&mut copy, graph));
@@ -251,10 +216,10 @@ fn a_node_that_is_destroyed_is_gone_from_its_graph_alone() {
 }
 
 #[test]
-fn a_graph_is_made_ready_with_parameters_that_tell_the_result() {
+fn the_parameters_of_an_instantiation_return_its_result() {
     let client = Client::new();
     let (values, stream, graph) = (client.put(&[1; 4]), client.stream(), graph());
-    fill(graph, values, 6);
+    fill(graph, &[], values, 6, 4);
     let make = |flags, upload| {
         let (mut executable, mut params) = (0, InstantiateParams { flags, upload, node: 9, result: 9 });
         let code = code!(cuGraphInstantiateWithParams(&mut executable, graph, &mut params));
@@ -270,6 +235,29 @@ fn a_graph_is_made_ready_with_parameters_that_tell_the_result() {
     assert_eq!(client.get(values, 4), [6; 4]);
     let mut none = 0;
     assert_eq!(code!(cuGraphInstantiateWithParams(&mut none, graph, null_mut())), 1);
+    // The default stream cannot upload while a stream that waits for it is captured.
+    let mut captured = 0;
+    ok!(cuStreamCreate(&mut captured, 0));
+    ok!(cuStreamBeginCapture_v2(captured, 2));
+    assert_eq!(make(2, 0), (906, 1, 0, 0));
+}
+
+#[test]
+fn the_nodes_of_an_executable_graph_keep_their_handles_through_an_update() {
+    let client = Client::new();
+    let (values, other) = (client.put(&[0; 4]), client.put(&[0; 4]));
+    let (graph, newer) = (graph(), graph());
+    let (node, foreign) = (fill(graph, &[], values, 1, 4), fill(newer, &[], other, 2, 4));
+    let ready = executable(graph);
+    let mut info = UpdateInfo { result: 9, node: 9, from: 9 };
+    ok!(cuGraphExecUpdate_v2(ready, newer, &mut info));
+    assert_eq!(info.result, 0);
+    ok!(cuGraphLaunch(ready, 0));
+    assert_eq!((client.get(values, 1), client.get(other, 1)), (vec![0], vec![2]));
+    assert_eq!(code!(cuGraphExecMemsetNodeSetParams(ready, foreign, &fill_of(values, 3, 4), 0)), 1);
+    ok!(cuGraphExecMemsetNodeSetParams(ready, node, &fill_of(values, 3, 4), 0));
+    ok!(cuGraphLaunch(ready, 0));
+    assert_eq!(client.get(values, 1), [3]);
 }
 
 /// Parameters of any kind: what the union holds is at its start.
@@ -305,7 +293,7 @@ fn one_function_adds_nodes_of_all_kinds() {
         ..Default::default()
     };
     let mut all = [
-        any(2, (fill_of(values, 10), client.0)),
+        any(2, (fill_of(values, 10, 4), client.0)),
         any(0, KernelParamsV2 { first: arguments.of(add), kernel: 0, context: 0 }),
         any(1, (0u64, client.0, copy)),
         any(3, host),
@@ -329,14 +317,14 @@ fn one_function_adds_nodes_of_all_kinds() {
     client.synchronize();
     ok!(cuEventQuery(event));
     assert_eq!((&*seen, calls[0]), (&[110, 111, 112, 113][..], 1));
-    // Other parameters, of a graph that is ready, and then of the graph.
-    let mut twenty = any(2, (fill_of(values, 20), client.0));
+    // Other parameters, of the executable graph and then of the graph.
+    let mut twenty = any(2, (fill_of(values, 20, 4), client.0));
     ok!(cuGraphExecNodeSetParams(ready, nodes[1], &mut twenty));
     assert_eq!(code!(cuGraphNodeSetParams(nodes[2], &mut twenty)), 1, "another kind");
     ok!(cuGraphLaunch(ready, 0));
     client.synchronize();
     assert_eq!(seen[0], 120);
-    ok!(cuGraphNodeSetParams(nodes[1], &mut any(2, (fill_of(values, 30), client.0))));
+    ok!(cuGraphNodeSetParams(nodes[1], &mut any(2, (fill_of(values, 30, 4), client.0))));
     run(graph);
     client.synchronize();
     assert_eq!((seen[0], calls[0]), (130, 3));
@@ -348,16 +336,16 @@ fn one_function_adds_nodes_of_all_kinds() {
 }
 
 #[test]
-fn the_parameters_of_fills_and_of_calls_are_told() {
+fn the_parameters_of_fills_and_of_calls_are_returned() {
     let client = Client::new();
     let (values, graph) = (client.put(&[1; 8]), graph());
     let given = FillParams { to: values, pitch: 16, value: 0x0505, element: 2, width: 3, height: 2 };
-    let (mut node, mut told) = (0, fill_of(0, 0));
+    let (mut node, mut got) = (0, fill_of(0, 0, 4));
     ok!(cuGraphAddMemsetNode(&mut node, graph, null(), 0, &given, 0));
-    ok!(cuGraphMemsetNodeGetParams(node, &mut told));
+    ok!(cuGraphMemsetNodeGetParams(node, &mut got));
     let fields = |p: FillParams| (p.to, p.pitch, p.value, p.element, p.width, p.height);
-    assert_eq!(fields(told), fields(given));
-    ok!(cuGraphMemsetNodeSetParams(node, &FillParams { value: 0x0707, ..told }));
+    assert_eq!(fields(got), fields(given));
+    ok!(cuGraphMemsetNodeSetParams(node, &FillParams { value: 0x0707, ..got }));
     run(graph);
     assert_eq!(client.get(values, 8), [0x0707_0707, 0x0707, 1, 1, 0x0707_0707, 0x0707, 1, 1]);
     let host = HostParams { function: Some(count), data: without_provenance::<c_void>(16).cast_mut() };

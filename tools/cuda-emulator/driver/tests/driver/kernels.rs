@@ -194,6 +194,24 @@ fn what_is_no_ptx_for_this_card_is_refused_with_a_reason() {
 }
 
 #[test]
+fn the_version_and_the_target_of_a_module_are_read_wherever_they_stand() {
+    let _client = Client::new();
+    for (text, code) in [
+        (c".version 8.6 .target sm_100a .address_size 64", 218),
+        (c".version 8.0 .target sm_90a .address_size 64", 0),
+        (c"// .target sm_100\n/* .version 99.0\n*/.version 8.0\n.target // sm_100\n\tsm_80\n.address_size 64", 0),
+        (c".version 8.0\n.target debug, sm_80\n.address_size 64", 0),
+        (c".version 8.0\n.target debug,sm_100,texmode_independent\n.address_size 64", 218),
+        (c".version 8.0\n.target debug\n.address_size 64", 218),
+        (c".version 8.0\n.address_size 64", 218),
+        (c".version\n99.0\n.target sm_80", 222),
+        (c".version", 200),
+    ] {
+        assert_eq!(code!(cuModuleLoadData(&mut 0, text.as_ptr().cast())), code, "{text:?}");
+    }
+}
+
+#[test]
 fn a_linked_text_is_a_module_and_a_library_has_kernels() {
     let client = Client::new();
     let (mut link, mut result, mut size) = (0, null(), 0);

@@ -2,8 +2,11 @@
 
 mod capture;
 mod capture_to_graph;
+mod common;
+mod graph_contexts;
 mod graph_events;
 mod graph_nodes;
+mod graph_threads;
 mod kernels;
 mod memory;
 mod streams;

@@ -135,6 +135,8 @@ fn events_tell_when_work_is_done_and_how_long_it_took() {
     std::thread::spawn(move || ok!(cuEventSynchronize(end))).join().unwrap();
     ok!(cuEventElapsedTime(&mut time, start, end));
     assert!(time > 0.0);
+    ok!(cuEventElapsedTime(&mut time, end, end));
+    assert_eq!(time, 0.0);
     while code!(cuStreamQuery(stream)) == 600 {
         std::thread::yield_now();
     }
