@@ -53,10 +53,10 @@ pub unsafe fn pack_a<T: Element, V: Vector>(
     for (panel, rows) in to.chunks_exact_mut(panel_a::<V>()).zip(panels) {
         if columns {
             scratch[units * V::PITCH..padded * V::PITCH].fill(0.0);
-            // SAFETY: the caller guarantees it; `padded` is a multiple of `LANES`.
+            // SAFETY: the caller guarantees it; the scratch has `padded` rows of `PITCH`, which is at least `MR`.
             unsafe {
                 columns_of_a::<T, V>(a, std::slice::from_ref(rows), ks.clone(), scratch);
-                turn::<V>(padded, scratch, panel);
+                transpose::<V>([padded, V::MR], scratch.as_ptr(), V::PITCH, panel, KC);
             }
             continue;
         }
@@ -120,7 +120,7 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
             if in_place && col + V::NR <= cols.end {
                 let columns = &b.data[col * b.col_stride + ks.start..][..(V::NR - 1) * b.col_stride + units];
                 // SAFETY: the caller guarantees it; there are `NR` columns of this many `f32`.
-                unsafe { transpose::<V>(units, columns.as_ptr().cast(), b.col_stride, panel) };
+                unsafe { transpose::<V>([V::NR, units], columns.as_ptr().cast(), b.col_stride, panel, V::NR) };
                 continue;
             }
             for (j, line) in scratch.chunks_exact_mut(KC).take(V::NR).enumerate() {
@@ -135,7 +135,7 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
             }
             assert!(scratch.len() >= V::NR * KC);
             // SAFETY: the caller guarantees it; the scratch has `NR` rows of `KC`, a multiple of 4.
-            unsafe { transpose::<V>(padded, scratch.as_ptr(), KC, panel) };
+            unsafe { transpose::<V>([V::NR, padded], scratch.as_ptr(), KC, panel, V::NR) };
         }
         return;
     }
@@ -255,41 +255,28 @@ fn bits<T: Element>(data: &[T]) -> &[u16] {
     unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), data.len()) }
 }
 
-/// Transposes `[NR, k]` with rows `stride` apart into `[k, NR]`, in blocks of `LANES` rows and 4 columns.
+/// Transposes `[rows, cols]` with rows `stride` apart into rows `to_stride` apart, in blocks of `LANES` rows and 4
+/// columns; `rows` is a multiple of `LANES`.
 ///
 /// # Safety
-/// The processor must have the instructions of `V`. From `from` on there must be `NR` rows, `stride` apart, of `k`
-/// elements rounded up to a multiple of 4.
+/// The processor must have the instructions of `V`. From `from` on there must be this many rows, `stride` apart, of
+/// `cols` elements rounded up to a multiple of 4.
 #[inline(always)]
-unsafe fn transpose<V: Vector>(k: usize, from: *const f32, stride: usize, to: &mut [f32]) {
-    assert!(to.len() >= V::NR * KC && k <= KC);
-    for p in (0..k).step_by(4) {
-        for first in (0..V::NR).step_by(V::LANES) {
-            // SAFETY: first + LANES <= NR, and p + 4 is at most the next multiple of 4, for which `to` has room.
+unsafe fn transpose<V: Vector>(
+    [rows, cols]: [usize; 2],
+    from: *const f32,
+    stride: usize,
+    to: &mut [f32],
+    to_stride: usize,
+) {
+    assert!(rows.is_multiple_of(V::LANES) && rows <= to_stride && cols.next_multiple_of(4) * to_stride <= to.len());
+    for col in (0..cols).step_by(4) {
+        for row in (0..rows).step_by(V::LANES) {
+            // SAFETY: row + LANES <= rows, and col + 4 is at most the next multiple of 4, for which `to` has room.
             unsafe {
-                let columns = V::columns(from.add(first * stride + p), stride);
+                let columns = V::columns(from.add(row * stride + col), stride);
                 for (i, column) in columns.into_iter().enumerate() {
-                    column.store(to.as_mut_ptr().add((p + i) * V::NR + first), V::LANES, false);
-                }
-            }
-        }
-    }
-}
-
-/// Transposes `[k, PITCH]` into `[MR, KC]`, in blocks of `LANES` units of `k` and 4 rows; `k` is a multiple of `LANES`.
-///
-/// # Safety
-/// The processor must have the instructions of `V`.
-#[inline(always)]
-unsafe fn turn<V: Vector>(k: usize, from: &[f32], to: &mut [f32]) {
-    assert!(k.is_multiple_of(V::LANES) && k <= KC && from.len() >= k * V::PITCH && to.len() >= V::MR * KC);
-    for p in (0..k).step_by(V::LANES) {
-        for first in (0..V::MR).step_by(4) {
-            // SAFETY: `from` has LANES rows from `p` on, and `to` has MR rows of KC; MR is a multiple of 4.
-            unsafe {
-                let rows = V::columns(from.as_ptr().add(p * V::PITCH + first), V::PITCH);
-                for (i, row) in rows.into_iter().enumerate() {
-                    row.store(to.as_mut_ptr().add((first + i) * KC + p), V::LANES, false);
+                    column.store(to.as_mut_ptr().add((col + i) * to_stride + row), V::LANES, false);
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Launches of graphs that record events or wait for them.
 //!
-//! Other graphs are one piece of work. Here, each node is queued as work of its own, so that an event is passed when its node is,
-//! and only the nodes behind a wait are held up.
+//! Other graphs are one piece of work. Here, each node is queued as work of its own, so that an event is passed when
+//! its node is, and only the nodes behind a wait are held up.
 
 use crate::abi::CUevent;
 use crate::contexts::Context;
