@@ -3,6 +3,7 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use sealed::Sealed;
+use std::any::TypeId;
 
 /// A float type whose arithmetic runs in f32: f32, bf16 or f16. No other type can implement it, because matrix products
 /// are compiled for these three.
@@ -22,9 +23,10 @@ pub trait Element: Sealed + bytemuck::Pod + Send + Sync + 'static {
         to.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_f32());
     }
 
-    /// Returns the slice itself if the type is f32.
-    fn as_f32s(_: &[Self]) -> Option<&[f32]> {
-        None
+    /// Returns the slice itself if `E` is this type.
+    #[inline]
+    fn as_elements<E: Element>(values: &[Self]) -> Option<&[E]> {
+        (TypeId::of::<Self>() == TypeId::of::<E>()).then(|| bytemuck::cast_slice(values))
     }
 
     /// Rounds an f32 slice into a slice of the same length.
@@ -54,11 +56,6 @@ impl Element for f32 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         value
-    }
-
-    #[inline(always)]
-    fn as_f32s(values: &[f32]) -> Option<&[f32]> {
-        Some(values)
     }
 }
 

@@ -18,25 +18,22 @@ impl<'a, T: Element> View<'a, T> {
         Self { data, strides, width }
     }
 
-    /// Returns the rows of one head in f32: in place, or copied to `wide`.
-    pub fn rows<'w>(&self, [b, head]: [usize; 2], t: usize, wide: &'w mut Vec<f32>) -> Matrix<'w, f32>
+    /// Returns the rows of one head as `E`, which is `T` or f32: in place, or widened into `room`.
+    pub fn rows<'w, E: Element>(&self, [b, head]: [usize; 2], t: usize, room: &'w mut Vec<E>) -> Matrix<'w, E>
     where
         'a: 'w,
     {
         let data = &self.data[b * self.strides[0] + head * self.strides[1]..];
-        if let Some(data) = T::as_f32s(data) {
+        if let Some(data) = T::as_elements(data) {
             return Matrix { data, row_stride: self.strides[2], col_stride: 1 };
         }
-        wide.resize(t * self.width, 0.0);
+        assert!(E::IS_F32, "rows are converted to f32 only");
+        room.resize(t * self.width, E::from_f32(0.0));
+        let wide: &mut [f32] = bytemuck::cast_slice_mut(room);
         for (row, wide) in wide.chunks_exact_mut(self.width.max(1)).enumerate() {
             T::widen(&data[row * self.strides[2]..][..self.width], wide);
         }
-        Matrix::new(wide, self.width)
-    }
-
-    /// Returns one row.
-    pub fn row(&self, [b, head]: [usize; 2], row: usize) -> &'a [T] {
-        &self.data[b * self.strides[0] + head * self.strides[1] + row * self.strides[2]..][..self.width]
+        Matrix::new(room, self.width)
     }
 }
 

@@ -9,8 +9,26 @@ use crate::slices::{contiguous, float, slice};
 use crate::with_float;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::Element as TensorElement;
+use burn::tensor::{DType, Element as TensorElement};
 use cpu::Element;
+use cpu::simd::multiplies_bf16;
+
+/// Evaluates `$body` with `$T` as the Rust type of a float dtype, and with `$E` as the type of the factors of products.
+macro_rules! with_factors {
+    ($dtype:expr, $T:ident, $E:ident => $body:expr) => {
+        match $dtype {
+            DType::BF16 if multiplies_bf16() => {
+                type $T = half::bf16;
+                type $E = half::bf16;
+                $body
+            }
+            dtype => with_float!(dtype, $T => {
+                type $E = f32;
+                $body
+            }),
+        }
+    };
+}
 
 impl AttentionOps for Flex {
     fn fused_attention(
@@ -22,8 +40,8 @@ impl AttentionOps for Flex {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let ([q, k, v], first_keys) = ([q, k, v].map(rows_together), contiguous(&first_keys));
         let sizes = sizes(&q, &v);
-        with_float!(q.dtype(), T => {
-            let (y, l) = attention_cpu::<T>(sizes, [&q, &k, &v].map(lying), Mask { rule, first_keys: slice(&first_keys) });
+        with_factors!(q.dtype(), T, E => {
+            let (y, l) = attention_cpu::<T, E>(sizes, [&q, &k, &v].map(lying), Mask { rule, first_keys: slice(&first_keys) });
             (float(y, [sizes.b, sizes.t, sizes.heads, sizes.dv]), float(l, [sizes.b, sizes.heads, sizes.t]))
         })
     }
@@ -35,8 +53,8 @@ impl AttentionOps for Flex {
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (qkv, first_keys, sizes) = (contiguous(&qkv), contiguous(&first_keys), sizes_of_three(&qkv, heads));
-        with_float!(qkv.dtype(), T => {
-            let (y, l) = self_attention_cpu::<T>(sizes, slice(&qkv), Mask { rule, first_keys: slice(&first_keys) });
+        with_factors!(qkv.dtype(), T, E => {
+            let (y, l) = self_attention_cpu::<T, E>(sizes, slice(&qkv), Mask { rule, first_keys: slice(&first_keys) });
             (float(y, [sizes.b, sizes.t, heads * sizes.d]), float(l, [sizes.b, heads, sizes.t]))
         })
     }
@@ -51,9 +69,9 @@ impl AttentionOps for Flex {
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let inputs = [&q, &kv, &k_rope, &cos, &sin, &first_keys].map(contiguous);
-        with_float!(q.dtype(), T => {
+        with_factors!(q.dtype(), T, E => {
             let latent = latent::<T>(&inputs, rule);
-            let (y, l) = latent_attention_cpu(latent);
+            let (y, l) = latent_attention_cpu::<T, E>(latent);
             (float(y, [latent.b, latent.t, rule.heads * rule.v]), float(l, [latent.b, rule.heads, latent.t]))
         })
     }
@@ -73,10 +91,10 @@ impl AttentionBackwardOps for Flex {
         let ([q, k, v], l, first_keys) = ([q, k, v].map(rows_together), contiguous(&l), contiguous(&first_keys));
         let [y, d_y] = [y, d_y].map(|by_position| rows_together(by_position.permute(&[0, 2, 1, 3])));
         let sizes = sizes(&q, &v);
-        with_float!(q.dtype(), T => {
+        with_factors!(q.dtype(), T, E => {
             let (inputs, outputs) = ([&q, &k, &v].map(lying), [&y, &d_y].map(lying));
             let mask = Mask { rule, first_keys: slice(&first_keys) };
-            let [d_q, d_k, d_v] = attention_backward_cpu::<T>(sizes, inputs, outputs, slice(&l), mask);
+            let [d_q, d_k, d_v] = attention_backward_cpu::<T, E>(sizes, inputs, outputs, slice(&l), mask);
             let Sizes { b, heads, kv_heads, t, s, d, dv } = sizes;
             let by_head = |values, [rows, heads, width]: [usize; 3]| {
                 float(values, [b, rows, heads, width]).permute(&[0, 2, 1, 3])
@@ -96,9 +114,9 @@ impl AttentionBackwardOps for Flex {
     ) -> FloatTensor<Self> {
         let [qkv, y, l, d_y, first_keys] = [&qkv, &y, &l, &d_y, &first_keys].map(contiguous);
         let sizes = sizes_of_three(&qkv, heads);
-        with_float!(qkv.dtype(), T => {
+        with_factors!(qkv.dtype(), T, E => {
             let (outputs, mask) = ([slice(&y), slice(&d_y)], Mask { rule, first_keys: slice(&first_keys) });
-            float(self_attention_backward_cpu::<T>(sizes, slice(&qkv), outputs, slice(&l), mask), qkv.shape())
+            float(self_attention_backward_cpu::<T, E>(sizes, slice(&qkv), outputs, slice(&l), mask), qkv.shape())
         })
     }
 
@@ -116,9 +134,9 @@ impl AttentionBackwardOps for Flex {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let inputs = [&q, &kv, &k_rope, &cos, &sin, &first_keys].map(contiguous);
         let [y, l, d_y] = [&y, &l, &d_y].map(contiguous);
-        with_float!(q.dtype(), T => {
+        with_factors!(q.dtype(), T, E => {
             let outputs = [slice(&y), slice(&d_y)];
-            let [d_q, d_kv, d_k] = latent_attention_backward_cpu(latent::<T>(&inputs, rule), outputs, slice(&l));
+            let [d_q, d_kv, d_k] = latent_attention_backward_cpu::<T, E>(latent(&inputs, rule), outputs, slice(&l));
             (float(d_q, q.shape()), float(d_kv, kv.shape()), float(d_k, k_rope.shape()))
         })
     }

@@ -3,19 +3,19 @@
 use super::{AttentionRule, NO_KEY, ScoreDropout};
 use cpu::gemm::{Matrix, product_here};
 use cpu::math::{exp, max, sum, sum2};
-use cpu::vectorised;
+use cpu::{Element, vectorised};
 use std::ops::Range;
 
-/// The inputs of a head. Queries and keys come in parts, such as an unrotated and a rotated one, whose products are
-/// added.
-pub(super) struct Head<'a, const P: usize> {
+/// The inputs of a head, as `E`, the type of all factors of products. Queries and keys come in parts, such as an
+/// unrotated and a rotated one, whose products are added.
+pub(super) struct Head<'a, E, const P: usize> {
     pub t: usize,
     pub s: usize,
-    pub q: [Matrix<'a, f32>; P],
-    pub k: [Matrix<'a, f32>; P],
+    pub q: [Matrix<'a, E>; P],
+    pub k: [Matrix<'a, E>; P],
     /// Widths of the parts.
     pub d: [usize; P],
-    pub v: Matrix<'a, f32>,
+    pub v: Matrix<'a, E>,
     pub dv: usize,
     pub rule: AttentionRule,
     /// The first key that each query of this sequence sees. Empty if all queries see keys from the first on.
@@ -32,7 +32,7 @@ fn tile(t: usize) -> usize {
     if t <= 128 { 64 } else { 128 }
 }
 
-impl<const P: usize> Head<'_, P> {
+impl<E: Element, const P: usize> Head<'_, E, P> {
     /// The tiles, last one first: the first query of each and its exclusive end.
     fn tiles(&self) -> impl Iterator<Item = (usize, usize)> {
         let (t, rows) = (self.t, tile(self.t));
@@ -73,7 +73,7 @@ impl<const P: usize> Head<'_, P> {
     /// # Safety
     /// `y` must have room for `[t, dv]`.
     pub unsafe fn forward(&self, y: To, l: &mut [f32]) {
-        let mut scores = self.scores();
+        let (mut scores, mut room) = (self.scores(), Vec::new());
         for (first, end) in self.tiles() {
             let (rows, tile) = (end - first, self.tile(first, end));
             let n = tile.keys.len();
@@ -88,7 +88,8 @@ impl<const P: usize> Head<'_, P> {
                 self.product(tile.clone(), rows, scores.as_mut_ptr());
                 let v = from_row(self.v, tile.keys.start);
                 softmax(tile, &mut scores[..rows * n], &mut l[first..end]);
-                product_here([rows, self.dv, n], Matrix::new(&scores, n), v, y.0.add(first * y.1), y.1, false);
+                let p = Matrix::new(rounded::<E>(&scores[..rows * n], &mut room), n);
+                product_here([rows, self.dv, n], p, v, y.0.add(first * y.1), y.1, false);
             }
         }
     }
@@ -100,13 +101,13 @@ impl<const P: usize> Head<'_, P> {
     /// The destinations must have room for them.
     pub unsafe fn backward(
         &self,
-        [y, dy]: [Matrix<'_, f32>; 2],
+        [y, dy]: [Matrix<'_, E>; 2],
         l: &[f32],
         to_q: [To; P],
         (to_k, to_v): ([To; P], To),
         add: bool,
     ) {
-        let (mut p, mut ds) = (self.scores(), self.scores());
+        let (mut p, mut ds, mut rooms) = (self.scores(), self.scores(), [Vec::new(), Vec::new()]);
         if !self.first_keys.is_empty() && !add {
             // SAFETY: there are rows for all keys.
             to_k.iter().zip(self.d).for_each(|(to, width)| unsafe { clear(*to, 0..self.s, width) });
@@ -133,6 +134,8 @@ impl<const P: usize> Head<'_, P> {
                 product_here([rows, n, self.dv], dy_rows, v_t, ds.as_mut_ptr(), n, false);
                 let (p, ds) = (&mut p[..rows * n], &mut ds[..rows * n]);
                 probabilities(tile, p, ds, [&l[first..end], &delta]);
+                let [room_p, room_ds] = &mut rooms;
+                let (p, ds) = (rounded::<E>(p, room_p), rounded::<E>(ds, room_ds));
                 let (p, ds) = (Matrix::new(p, n), Matrix::new(ds, n));
                 for part in 0..P {
                     let (d, (q, q_stride), (k, k_stride)) = (self.d[part], to_q[part], to_k[part]);
@@ -148,7 +151,7 @@ impl<const P: usize> Head<'_, P> {
     }
 }
 
-fn from_row(matrix: Matrix<'_, f32>, row: usize) -> Matrix<'_, f32> {
+fn from_row<E>(matrix: Matrix<'_, E>, row: usize) -> Matrix<'_, E> {
     Matrix { data: &matrix.data[row * matrix.row_stride..], ..matrix }
 }
 
@@ -163,8 +166,23 @@ unsafe fn clear((to, stride): To, rows: Range<usize>, width: usize) {
     }
 }
 
-fn row<'a>(matrix: &Matrix<'a, f32>, row: usize, width: usize) -> &'a [f32] {
+pub(super) fn row<'a, E>(matrix: &Matrix<'a, E>, row: usize, width: usize) -> &'a [E] {
     &matrix.data[row * matrix.row_stride..][..width]
+}
+
+/// Returns a tile as `E`: in place, or rounded into `room`.
+fn rounded<'a, E: Element>(tile: &'a [f32], room: &'a mut Vec<E>) -> &'a [E] {
+    vectorised! {
+        fn round<E: Element>(from: &[f32], to: &mut [E]) {
+            E::narrow(from, to)
+        }
+    }
+    if let Some(tile) = f32::as_elements(tile) {
+        return tile;
+    }
+    room.resize(room.len().max(tile.len()), E::from_f32(0.0));
+    round(tile, &mut room[..tile.len()]);
+    &room[..tile.len()]
 }
 
 /// A tile of scores, `[rows, keys]`.

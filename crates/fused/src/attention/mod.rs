@@ -38,7 +38,9 @@
 //! ```
 //!
 //! Dropout multiplies each `p` in `y` by its factor, a function of the score's position (see
-//! [`dropout`](crate::dropout)) that is computed where it is used. All arithmetic is in f32; results are rounded once.
+//! [`dropout`](crate::dropout)) that is computed where it is used. All arithmetic is in f32; results are rounded once. Only
+//! where a CPU multiplies bf16 (AVX512-BF16, AMX), the factors of products stay bf16: `p` and `ds` are rounded for them, as
+//! in FlashAttention, and rotated queries and keys too.
 //!
 //! There are three input layouts for one algorithm, none of which needs a copy:
 //!

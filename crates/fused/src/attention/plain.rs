@@ -1,6 +1,8 @@
 //! Attention in plain Rust: one task per head of a sequence; in the backward, one per key-value head.
+//!
+//! `T` is the type of the tensors, and `E`, `T` or f32, that of the factors of products.
 
-use super::head::Head;
+use super::head::{Head, row};
 use super::{AttentionRule, LatentRule};
 use crate::rope::{turn, turn_back};
 use cpu::gemm::Matrix;
@@ -42,7 +44,7 @@ impl<'a> Mask<'a> {
 pub(crate) type Lying<'a, T> = (&'a [T], [usize; 3]);
 
 impl Sizes {
-    fn head<'a>(&self, [q, k, v]: [Matrix<'a, f32>; 3], mask: Mask<'a>, place: [usize; 2]) -> Head<'a, 1> {
+    fn head<'a, E>(&self, [q, k, v]: [Matrix<'a, E>; 3], mask: Mask<'a>, place: [usize; 2]) -> Head<'a, E, 1> {
         let Self { t, s, d, dv, .. } = *self;
         Head { t, s, q: [q], k: [k], d: [d], v, dv, rule: mask.rule, first_keys: mask.first_keys(place[0], t), place }
     }
@@ -59,7 +61,7 @@ fn by_position(rows: usize, heads: usize, width: usize) -> [usize; 3] {
 }
 
 /// Returns `y`, `[b, t, heads, dv]`, and `l_bht`.
-pub(super) fn attention_cpu<T: Element>(
+pub(super) fn attention_cpu<T: Element, E: Element>(
     sizes: Sizes,
     [q, k, v]: [Lying<'_, T>; 3],
     mask: Mask<'_>,
@@ -72,16 +74,16 @@ pub(super) fn attention_cpu<T: Element>(
         let to_y = unsafe { Target::new(y.as_mut_ptr().cast::<T>(), by_position(t, heads, dv), dv) };
         let l = Pieces::new(&mut l);
         team::for_each(if t == 0 { 0 } else { b * heads }, |i| {
-            let (place, mut wide) = ([i / heads, i % heads], <[Vec<f32>; 4]>::default());
+            let (place, mut rooms, mut wide_y) = ([i / heads, i % heads], <[Vec<E>; 3]>::default(), Vec::new());
             let kv_place = [place[0], place[1] / sizes.group()];
-            let [wide_q, wide_k, wide_v, wide_y] = &mut wide;
+            let [room_q, room_k, room_v] = &mut rooms;
             // SAFETY: each task takes its head's part.
             let l = unsafe { l.part(i, t) };
-            let rows = [q.rows(place, t, wide_q), k.rows(kv_place, s, wide_k), v.rows(kv_place, s, wide_v)];
+            let rows = [q.rows(place, t, room_q), k.rows(kv_place, s, room_k), v.rows(kv_place, s, room_v)];
             let head = sizes.head(rows, mask, place);
             // SAFETY: there are `t` rows of `dv`.
-            unsafe { head.forward(to_y.rows(place, t, wide_y), l) };
-            to_y.put(place, wide_y);
+            unsafe { head.forward(to_y.rows(place, t, &mut wide_y), l) };
+            to_y.put(place, &wide_y);
         });
     };
     // SAFETY: each head sets its rows.
@@ -90,7 +92,7 @@ pub(super) fn attention_cpu<T: Element>(
 }
 
 /// Returns the gradients by position: `[b, t, heads, d]`, `[b, s, kv_heads, d]`, `[b, s, kv_heads, dv]`.
-pub(super) fn attention_backward_cpu<T: Element>(
+pub(super) fn attention_backward_cpu<T: Element, E: Element>(
     sizes: Sizes,
     inputs: [Lying<'_, T>; 3],
     outputs: [Lying<'_, T>; 2],
@@ -109,18 +111,22 @@ pub(super) fn attention_backward_cpu<T: Element>(
         unsafe { Target::new(room.elements().as_mut_ptr().cast(), by_position(rows, heads, width), width) }
     };
     let targets = [to(&mut d_q, shapes[0]), to(&mut d_k, shapes[1]), to(&mut d_v, shapes[2])];
-    backward(sizes, inputs, outputs, l, mask, targets);
+    backward::<T, E>(sizes, inputs, outputs, l, mask, targets);
     // SAFETY: each head has set its rows.
     unsafe { [d_q.set(), d_k.set(), d_v.set()] }
 }
 
 /// Maps `[b, t, 3 heads d]` to `y`, `[b, t, heads, d]`, and `l_bht`.
-pub(super) fn self_attention_cpu<T: Element>(sizes: Sizes, qkv: &[T], mask: Mask<'_>) -> (Vec<T>, Vec<f32>) {
-    attention_cpu(sizes, three(sizes, qkv), mask)
+pub(super) fn self_attention_cpu<T: Element, E: Element>(
+    sizes: Sizes,
+    qkv: &[T],
+    mask: Mask<'_>,
+) -> (Vec<T>, Vec<f32>) {
+    attention_cpu::<T, E>(sizes, three(sizes, qkv), mask)
 }
 
 /// Returns the gradient of `qkv`, `[b, t, 3 heads d]`.
-pub(super) fn self_attention_backward_cpu<T: Element>(
+pub(super) fn self_attention_backward_cpu<T: Element, E: Element>(
     sizes: Sizes,
     qkv: &[T],
     [y, dy]: [&[T]; 2],
@@ -134,7 +140,7 @@ pub(super) fn self_attention_backward_cpu<T: Element>(
         let strides = [3 * by_position[0], d, 3 * by_position[2]];
         // SAFETY: the three parts are side by side in each row of `3 heads d`.
         let targets = [0, 1, 2].map(|i| unsafe { Target::new(first.wrapping_add(i * heads * d), strides, d) });
-        backward(sizes, three(sizes, qkv), [(y, by_position), (dy, by_position)], l, mask, targets);
+        backward::<T, E>(sizes, three(sizes, qkv), [(y, by_position), (dy, by_position)], l, mask, targets);
     };
     // SAFETY: each head sets its rows of the three parts.
     unsafe { written(qkv.len(), write) }
@@ -147,7 +153,7 @@ fn three<T>(sizes: Sizes, qkv: &[T]) -> [Lying<'_, T>; 3] {
     [0, 1, 2].map(|i| (&qkv[(i * heads * d).min(qkv.len())..], strides))
 }
 
-fn backward<T: Element>(
+fn backward<T: Element, E: Element>(
     sizes: Sizes,
     [q, k, v]: [Lying<'_, T>; 3],
     [y, dy]: [Lying<'_, T>; 2],
@@ -159,23 +165,24 @@ fn backward<T: Element>(
     let (q, k, v) = (View::new(q.0, q.1, d), View::new(k.0, k.1, d), View::new(v.0, v.1, dv));
     let (y, dy) = (View::new(y.0, y.1, dv), View::new(dy.0, dy.1, dv));
     team::for_each(if t == 0 { 0 } else { b * kv_heads }, |i| {
-        let (kv_place, mut wide) = ([i / kv_heads, i % kv_heads], <[Vec<f32>; 8]>::default());
-        let [wide_q, wide_k, wide_v, wide_y, wide_dy, to_wide_q, to_wide_k, to_wide_v] = &mut wide;
-        let [k, v] = [k.rows(kv_place, s, wide_k), v.rows(kv_place, s, wide_v)];
-        let (d_k, d_v) = (to_k.rows(kv_place, s, to_wide_k), to_v.rows(kv_place, s, to_wide_v));
+        let kv_place = [i / kv_heads, i % kv_heads];
+        let (mut rooms, mut wide) = (<[Vec<E>; 5]>::default(), <[Vec<f32>; 3]>::default());
+        let ([room_q, room_k, room_v, room_y, room_dy], [wide_q, wide_k, wide_v]) = (&mut rooms, &mut wide);
+        let [k, v] = [k.rows(kv_place, s, room_k), v.rows(kv_place, s, room_v)];
+        let (d_k, d_v) = (to_k.rows(kv_place, s, wide_k), to_v.rows(kv_place, s, wide_v));
         // The heads of a group add to the same gradients, one after the other.
         for member in 0..sizes.group() {
             let place = [kv_place[0], kv_place[1] * sizes.group() + member];
             let head = place[0] * heads + place[1];
-            let outputs = [y.rows(place, t, wide_y), dy.rows(place, t, wide_dy)];
-            let d_q = to_q.rows(place, t, to_wide_q);
-            let head_of = sizes.head([q.rows(place, t, wide_q), k, v], mask, place);
+            let outputs = [y.rows(place, t, room_y), dy.rows(place, t, room_dy)];
+            let d_q = to_q.rows(place, t, wide_q);
+            let head_of = sizes.head([q.rows(place, t, room_q), k, v], mask, place);
             // SAFETY: the targets have rows for all gradients.
             unsafe { head_of.backward(outputs, &l[head * t..(head + 1) * t], [d_q], ([d_k], d_v), member > 0) };
-            to_q.put(place, to_wide_q);
+            to_q.put(place, wide_q);
         }
-        to_k.put(kv_place, to_wide_k);
-        to_v.put(kv_place, to_wide_v);
+        to_k.put(kv_place, wide_k);
+        to_v.put(kv_place, wide_v);
     });
 }
 
@@ -220,13 +227,14 @@ impl<'a, T: Element> Latent<'a, T> {
     }
 
     /// Returns a head's rows, rotated by the angles of their positions: `[t, rope]`.
-    fn turned(&self, rows: View<'_, T>, place: [usize; 2]) -> Vec<f32> {
-        let (pairs, mut wide) = (self.rule.rope / 2, vec![0.0; self.rule.rope]);
-        let mut turned = vec![0.0; self.t * self.rule.rope];
-        for (i, row) in turned.chunks_exact_mut(self.rule.rope.max(1)).enumerate() {
-            T::widen(rows.row(place, i), &mut wide);
+    fn turned<E: Element>(&self, rows: View<'_, T>, place: [usize; 2]) -> Vec<E> {
+        let (rope, mut room) = (self.rule.rope, Vec::new());
+        let (pairs, rows) = (rope / 2, rows.rows::<E>(place, self.t, &mut room));
+        let mut turned = vec![E::from_f32(0.0); self.t * rope];
+        for (i, to) in turned.chunks_exact_mut(rope.max(1)).enumerate() {
+            let angles = self.table.map(|table| &table[i * pairs..(i + 1) * pairs]);
             // SAFETY: `turn` sets the row.
-            turn(&wide, self.table.map(|table| &table[i * pairs..(i + 1) * pairs]), unsafe { overwritten(row) });
+            turn(row(&rows, i, rope), angles, unsafe { overwritten(to) });
         }
         turned
     }
@@ -240,13 +248,13 @@ impl<'a, T: Element> Latent<'a, T> {
         turned
     }
 
-    fn head<'m>(
+    fn head<'m, E>(
         &self,
-        q: [Matrix<'m, f32>; 2],
-        k: [Matrix<'m, f32>; 2],
-        v: Matrix<'m, f32>,
+        q: [Matrix<'m, E>; 2],
+        k: [Matrix<'m, E>; 2],
+        v: Matrix<'m, E>,
         place: [usize; 2],
-    ) -> Head<'m, 2>
+    ) -> Head<'m, E, 2>
     where
         'a: 'm,
     {
@@ -257,7 +265,7 @@ impl<'a, T: Element> Latent<'a, T> {
 }
 
 /// Returns `y`, `[b, t, heads v]`, and `l_bht`.
-pub(super) fn latent_attention_cpu<T: Element>(latent: Latent<'_, T>) -> (Vec<T>, Vec<f32>) {
+pub(super) fn latent_attention_cpu<T: Element, E: Element>(latent: Latent<'_, T>) -> (Vec<T>, Vec<f32>) {
     let Latent { b, t, rule: LatentRule { heads, rope, v, .. }, .. } = latent;
     let (parts, k_rope) = (latent.parts(), View::new(latent.k_rope, [t * rope, 0, rope], rope));
     let mut l = vec![0.0; b * heads * t];
@@ -266,17 +274,17 @@ pub(super) fn latent_attention_cpu<T: Element>(latent: Latent<'_, T>) -> (Vec<T>
         let to_y = unsafe { Target::new(y.as_mut_ptr().cast::<T>(), latent.strides(v), v) };
         let l = Pieces::new(&mut l);
         team::for_each(if t == 0 { 0 } else { b * heads }, |i| {
-            let (place, mut wide) = ([i / heads, i % heads], <[Vec<f32>; 4]>::default());
-            let [wide_q, wide_k, wide_v, wide_y] = &mut wide;
+            let (place, mut rooms, mut wide_y) = ([i / heads, i % heads], <[Vec<E>; 3]>::default(), Vec::new());
+            let [room_q, room_k, room_v] = &mut rooms;
             // SAFETY: each task takes its head's part.
             let l = unsafe { l.part(i, t) };
-            let (q_rope, k_rope) = (latent.turned(parts.q_rope, place), latent.turned(k_rope, place));
-            let q = [parts.q_nope.rows(place, t, wide_q), Matrix::new(&q_rope, rope)];
-            let k = [parts.k_nope.rows(place, t, wide_k), Matrix::new(&k_rope, rope)];
-            let head = latent.head(q, k, parts.v.rows(place, t, wide_v), place);
+            let [q_rope, k_rope] = [parts.q_rope, k_rope].map(|rows| latent.turned::<E>(rows, place));
+            let q = [parts.q_nope.rows(place, t, room_q), Matrix::new(&q_rope, rope)];
+            let k = [parts.k_nope.rows(place, t, room_k), Matrix::new(&k_rope, rope)];
+            let head = latent.head(q, k, parts.v.rows(place, t, room_v), place);
             // SAFETY: there are `t` rows of `v`.
-            unsafe { head.forward(to_y.rows(place, t, wide_y), l) };
-            to_y.put(place, wide_y);
+            unsafe { head.forward(to_y.rows(place, t, &mut wide_y), l) };
+            to_y.put(place, &wide_y);
         });
     };
     // SAFETY: each head sets its rows.
@@ -285,7 +293,7 @@ pub(super) fn latent_attention_cpu<T: Element>(latent: Latent<'_, T>) -> (Vec<T>
 }
 
 /// Returns the gradients of `q`, `kv` and `k_rope`.
-pub(super) fn latent_attention_backward_cpu<T: Element>(
+pub(super) fn latent_attention_backward_cpu<T: Element, E: Element>(
     latent: Latent<'_, T>,
     [y, dy]: [&[T]; 2],
     l: &[f32],
@@ -311,21 +319,22 @@ pub(super) fn latent_attention_backward_cpu<T: Element>(
     team::for_each(if t == 0 { 0 } else { b * heads }, |i| {
         // SAFETY: each task takes its head's part.
         let (l, d_k_rope) = (&l[i * t..(i + 1) * t], unsafe { to_heads.part(i, t * rope) });
-        let (place, mut wide) = ([i / heads, i % heads], <[Vec<f32>; 8]>::default());
-        let [wide_q, wide_k, wide_v, wide_y, wide_dy, to_wide_q, to_wide_k, to_wide_v] = &mut wide;
-        let (q_rope, k_rope) = (latent.turned(parts.q_rope, place), latent.turned(k_rope, place));
-        let q = [parts.q_nope.rows(place, t, wide_q), Matrix::new(&q_rope, rope)];
-        let k = [parts.k_nope.rows(place, t, wide_k), Matrix::new(&k_rope, rope)];
-        let outputs = [y.rows(place, t, wide_y), dy.rows(place, t, wide_dy)];
+        let place = [i / heads, i % heads];
+        let (mut rooms, mut wide) = (<[Vec<E>; 5]>::default(), <[Vec<f32>; 3]>::default());
+        let ([room_q, room_k, room_v, room_y, room_dy], [wide_q, wide_k, wide_v]) = (&mut rooms, &mut wide);
+        let [q_rope, k_rope] = [parts.q_rope, k_rope].map(|rows| latent.turned::<E>(rows, place));
+        let q = [parts.q_nope.rows(place, t, room_q), Matrix::new(&q_rope, rope)];
+        let k = [parts.k_nope.rows(place, t, room_k), Matrix::new(&k_rope, rope)];
+        let outputs = [y.rows(place, t, room_y), dy.rows(place, t, room_dy)];
         let mut d_q_rope = vec![0.0f32; t * rope];
-        let to_q = [to.q_nope.rows(place, t, to_wide_q), (d_q_rope.as_mut_ptr(), rope)];
-        let to_k = [to.k_nope.rows(place, t, to_wide_k), (d_k_rope.as_mut_ptr(), rope)];
-        let head = latent.head(q, k, parts.v.rows(place, t, wide_v), place);
+        let to_q = [to.q_nope.rows(place, t, wide_q), (d_q_rope.as_mut_ptr(), rope)];
+        let to_k = [to.k_nope.rows(place, t, wide_k), (d_k_rope.as_mut_ptr(), rope)];
+        let head = latent.head(q, k, parts.v.rows(place, t, room_v), place);
         // SAFETY: the targets have rows for all gradients.
-        unsafe { head.backward(outputs, l, to_q, (to_k, to.v.rows(place, t, to_wide_v)), false) };
-        to.q_nope.put(place, to_wide_q);
-        to.k_nope.put(place, to_wide_k);
-        to.v.put(place, to_wide_v);
+        unsafe { head.backward(outputs, l, to_q, (to_k, to.v.rows(place, t, wide_v)), false) };
+        to.q_nope.put(place, wide_q);
+        to.k_nope.put(place, wide_k);
+        to.v.put(place, wide_v);
         for (i, row) in d_q_rope.chunks_exact(rope.max(1)).enumerate() {
             to.q_rope.put_row(place, i, &latent.turned_back(i, row));
         }
