@@ -10,6 +10,9 @@
 # It prints the GPU resources of each kernel.
 #
 # The tools come from PyPI and stay in ${XDG_CACHE_HOME:-$HOME/.cache}/kiln-ptxas, about 350 MB.
+#
+# If KILN_PASSED is a folder, the script records there which programs have passed, and does not run them again until they,
+# this script, lavapipe or the emulator change. It names each one that it does not run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -43,12 +46,34 @@ install_tools() {
 # The paths of the test programs but for those of these names, each after the word WHERE: all_but WHERE [NAME...]
 all_but() { awk -v names=" ${*:2} " -v where="$1" '!index(names, " " $2 " ") { print where, $3 }' "$work/programs"; }
 
+# What results may depend on besides a program: these scripts, lavapipe, and the emulator's libraries.
+surroundings() {
+    cat scripts/check-kernels.sh scripts/check_kernels.py scripts/emulated-cuda.sh "$packages"
+    cat "$lavapipe" "${lavapipe%/run}"/usr/lib/*/lib{vulkan_lvp,LLVM}*.so*
+    bash scripts/emulated-cuda.sh bash -c 'cat "$CUDA_PATH"/../lib/*.so*'
+}
+
+# The file that says that a program has passed, with the profile of its kernels: record WHERE PROGRAM
+# Programs that read sources or run other programs have none.
+record() {
+    case ${2##*/} in
+    cube_listed-* | cube_training-*) echo /dev/null ;;
+    *) echo "$passed/$(cat - "$2" "$work/surroundings" <<<"$1" | sha256sum | cut -d " " -f 1)" ;;
+    esac
+}
+
 # Runs `WIDTH PROGRAM` of each line, as many at once as there are cores: most of the time CubeCL compiles kernels on one
 # thread, and cargo would run one program after another. A program's output is shown when it has ended. WIDTH is the
 # width of lavapipe's vectors in bits, `cpu` for CubeCL's CPU runtime, or `cuda` for emulated cards.
 run_tests() {
     xargs --max-procs="$(nproc)" --max-args=2 bash -c '
-        run=()
+        run=() record=$(record "$0" "$1") profile=$work/profiles/$$
+        if [[ -f $record ]]; then
+            printf "%s, %s: passed before, unchanged since\n" "${1##*/}" "$0"
+            cp "$record" "$profile"
+            exit
+        fi
+        : >"$profile"
         case $0 in
         cpu) ;;
         cuda)
@@ -62,7 +87,9 @@ run_tests() {
             export LP_NATIVE_VECTOR_WIDTH=$0 KILN_KERNEL_DEVICE=vulkan KILN_TEST_RUNNER=$lavapipe CUBECL_WGPU_DEFAULT_DEVICE=Cpu
             ;;
         esac
-        out=$("${run[@]}" "$1" 2>&1); code=$?; printf "%s, %s: %s\n" "${1##*/}" "$0" "$out"; exit "$code"'
+        out=$("${run[@]}" "$1" 2>&1); code=$?; printf "%s, %s: %s\n" "${1##*/}" "$0" "$out"
+        [[ $code != 0 ]] || cp "$profile" "$record"
+        exit "$code"'
 }
 
 # Planes have one unit per 32 bits of a vector. `cube_listed` and `cube_ahead` test the code and the CPU runtime.
@@ -82,9 +109,9 @@ on_cuda() {
 
 # Checks by the emulator's own count that kernels for tensor cores have used them.
 check_profile() {
-    python3 - "$profile" <<'PYTHON'
-import sys
-rows = (line.rstrip("\n").split("\t") for line in open(sys.argv[1]) if not line.startswith(("#", "model_us")))
+    python3 - "$work"/profiles/* <<'PYTHON'
+import fileinput, sys
+rows = (line.rstrip("\n").split("\t") for line in fileinput.input() if not line.startswith(("#", "model_us")))
 used = {row[-1].split("_f_bf16")[0] for row in rows if row[4] != "0"}
 wanted = {f"attention_{kernel}" for kernel in ("forward", "dkv", "dq")}
 missing = wanted.union({"grouped_gemm_product", "grouped_gemm_weight_sum"}) - used
@@ -98,17 +125,23 @@ trap '[[ -z $compiling ]] || kill "$compiling" 2>/dev/null || true; rm -rf "$wor
 bash scripts/install-llvm.sh
 lavapipe=$(bash scripts/install-lavapipe.sh)
 environment=$(realpath -m "${CARGO_TARGET_DIR:-target}/emulated-cuda")
-mkdir -p "$environment"
-profile=$work/profile
-export lavapipe environment profile
+passed=$(realpath -m "${KILN_PASSED:-$work/passed}")
+mkdir -p "$environment" "$passed" "$work/profiles"
+export -f record
+export lavapipe environment work passed
 install_tools
+surroundings | sha256sum >"$work/surroundings"
 cargo build --quiet "${build[@]}" --example compile_kernels
 kernel_programs llvm >"$work/programs"
 [[ -s $work/programs ]] || fail "there are no tests of kernels"
+compiler=${CARGO_TARGET_DIR:-target}/debug/examples/compile_kernels
+assembled=$(record ptxas "$compiler")
 say "testing the kernels on the CPU, and compiling them"
-# LLVM finds `exp` and the like in CUDA_PATH.
-CUDA_PATH=$tools/nvidia/cuda_nvcc "${CARGO_TARGET_DIR:-target}/debug/examples/compile_kernels" "$work/code" >"$work/compiled" 2>&1 &
-compiling=$!
+if [[ ! -f $assembled ]]; then
+    # LLVM finds `exp` and the like in CUDA_PATH.
+    CUDA_PATH=$tools/nvidia/cuda_nvcc "$compiler" "$work/code" >"$work/compiled" 2>&1 &
+    compiling=$!
+fi
 all_but cpu cube_training | run_tests
 say "testing them on lavapipe"
 on_lavapipe | run_tests
@@ -116,6 +149,12 @@ say "testing them on emulated CUDA cards"
 KILN_NVRTC_CACHE= bash scripts/emulated-cuda.sh cargo test --locked --quiet --package nvrtc-cache --test nvrtc -- --ignored
 on_cuda | run_tests
 check_profile
+if [[ -f $assembled ]]; then
+    say "assembled before, and unchanged since:"
+    cat "$assembled"
+    exit
+fi
 wait "$compiling" || { cat "$work/compiled" >&2; fail "a kernel does not compile"; }
 say "assembling the kernels"
-python3 scripts/check_kernels.py "$tools" "$work/code"
+python3 scripts/check_kernels.py "$tools" "$work/code" | tee "$work/assembled"
+cp "$work/assembled" "$assembled"

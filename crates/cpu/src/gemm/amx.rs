@@ -13,7 +13,7 @@
 //!
 //! Four loads of 16 cache lines take 32 cycles and four products 64, so the products are the limit.
 
-use super::kernel::{Kernel, Tile, Vector};
+use super::kernel::{Kernel, Panels, Tile, Vector};
 use super::x86::Pairs;
 use std::arch::asm;
 use std::arch::x86_64::__m512;
@@ -21,20 +21,18 @@ use std::arch::x86_64::__m512;
 /// The rows of a tile register, and the units in a row.
 const TILE: usize = 16;
 
-/// Pairs of bf16 in tile registers, and in vectors while they are packed.
-#[derive(Clone, Copy)]
-pub struct Tiled(Pairs);
-
 /// Kernels for these numbers of rows. Tiles of `A` always have 16 rows; unused ones affect only sums that are not
 /// stored.
 macro_rules! of_rows {
     ($($rows:literal)*) => { &[$(kernel::<$rows>,)*] };
 }
 
-// SAFETY: it is used only after AVX-512F, AVX512-BF16 and AMX were detected.
-unsafe impl Vector for Tiled {
-    // In all functions below, the caller guarantees the instructions and the pointers.
-    const LANES: usize = TILE;
+/// Panels of pairs of bf16 for tile registers.
+pub enum Tiled {}
+
+// SAFETY: the kernels keep to what `Tile` describes.
+unsafe impl Panels for Tiled {
+    type Vector = Pairs;
     const DEPTH: usize = 2;
     const STEP: usize = TILE;
     const MR: usize = 2 * TILE;
@@ -42,46 +40,6 @@ unsafe impl Vector for Tiled {
         of_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32),
         &[], // rows of `A` are rows of a tile
     ];
-
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        unsafe { Self(Pairs::zero()) }
-    }
-
-    #[inline(always)]
-    unsafe fn splat(from: *const f32) -> Self {
-        unsafe { Self(Pairs::splat(from)) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self {
-        unsafe { Self(Pairs::load(from)) }
-    }
-
-    #[inline(always)]
-    unsafe fn prefetch(at: *const f32) {
-        unsafe { Pairs::prefetch(at) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        unsafe { Self(self.0.mul_add(b.0, c.0)) }
-    }
-
-    #[inline(always)]
-    unsafe fn interleave(first: *const u16, second: *const u16) -> Self {
-        unsafe { Self(Pairs::interleave(first, second)) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32, count: usize, add: bool) {
-        unsafe { self.0.store(to, count, add) }
-    }
-
-    #[inline(always)]
-    unsafe fn columns(from: *const f32, stride: usize) -> [Self; 4] {
-        unsafe { Pairs::columns(from, stride).map(Self) }
-    }
 }
 
 /// The configuration that `LDTILECFG` reads: the shapes of the eight tile registers.

@@ -53,18 +53,6 @@ pub type Kernel = unsafe fn(&Tile);
 /// All functions need a processor with the vector's instructions, and pointers that are valid for what they describe.
 pub unsafe trait Vector: Copy {
     const LANES: usize;
-    /// The values of `k` in a unit.
-    const DEPTH: usize = 1;
-    /// The units of `k` that the kernel reads at a time. Panels are packed with zeros up to a multiple of it.
-    const STEP: usize = 1;
-    /// The rows of a full tile.
-    const MR: usize;
-    /// The columns of a full tile.
-    const NR: usize = 2 * Self::LANES;
-    /// The units between the columns of a panel of `A` packed by columns; no column spans two cache lines.
-    const PITCH: usize = Self::MR.next_power_of_two();
-    /// The kernels for 1, 2, .. `MR` rows: those for `A` packed by rows, then those for `A` packed by columns, if any.
-    const KERNELS: [&'static [Kernel]; 2];
 
     unsafe fn zero() -> Self;
     /// Sets all lanes to the one unit at `from`.
@@ -84,9 +72,30 @@ pub unsafe trait Vector: Copy {
     unsafe fn columns(from: *const f32, stride: usize) -> [Self; 4];
 }
 
+/// The kernels for a set of instructions, and the panels that they read.
+///
+/// # Safety
+/// The kernels must read and write only what [`Tile`] describes.
+pub unsafe trait Panels {
+    /// What units are moved with while they are packed.
+    type Vector: Vector;
+    /// The values of `k` in a unit.
+    const DEPTH: usize = 1;
+    /// The units of `k` that the kernel reads at a time. Panels are packed with zeros up to a multiple of it.
+    const STEP: usize = 1;
+    /// The rows of a full tile.
+    const MR: usize;
+    /// The columns of a full tile.
+    const NR: usize = 2 * Self::Vector::LANES;
+    /// The units between the columns of a panel of `A` packed by columns; no column spans two cache lines.
+    const PITCH: usize = Self::MR.next_power_of_two();
+    /// The kernels for 1, 2, .. `MR` rows: those for `A` packed by rows, then those for `A` packed by columns, if any.
+    const KERNELS: [&'static [Kernel]; 2];
+}
+
 /// The kernel for `M` rows. Every element goes through the same additions for any `M`.
 #[inline(always)]
-pub unsafe fn tile<V: Vector, const M: usize, const BY_COLUMNS: bool>(t: &Tile) {
+pub unsafe fn tile<V: Vector + Panels, const M: usize, const BY_COLUMNS: bool>(t: &Tile) {
     // SAFETY: the caller guarantees the panels that `Tile` describes.
     unsafe {
         let mut sums = [[V::zero(); 2]; M];
@@ -136,7 +145,7 @@ impl Tile {
     /// The prefetch distances. After the last row of an unpacked `B`, the first rows of the adjacent columns follow.
     /// (One row of `A` is so little work that the processor gets this far ahead by itself.)
     #[inline(always)]
-    pub fn ahead<V: Vector, const M: usize>(&self) -> Ahead {
+    pub fn ahead<V: Panels, const M: usize>(&self) -> Ahead {
         let (ahead, jump) = match self.b_stride == V::NR || M == 1 {
             true => (AHEAD, 0),
             false => (FAR_AHEAD, (self.k * self.b_stride).wrapping_sub(V::NR)),
@@ -147,7 +156,11 @@ impl Tile {
 
     /// Adds the products of step `p`.
     #[inline(always)]
-    pub unsafe fn add_step<V: Vector, const M: usize, const BY_COLUMNS: bool>(&self, p: usize, sums: &mut [[V; 2]; M]) {
+    pub unsafe fn add_step<V: Vector + Panels, const M: usize, const BY_COLUMNS: bool>(
+        &self,
+        p: usize,
+        sums: &mut [[V; 2]; M],
+    ) {
         let (row, step) = if BY_COLUMNS { (1, V::PITCH) } else { (self.a_stride, 1) };
         // SAFETY: the caller guarantees it.
         unsafe {
@@ -195,6 +208,13 @@ macro_rules! kernels {
 }
 pub(super) use kernels;
 
+// SAFETY: `tile` keeps to what `Tile` describes.
+unsafe impl Panels for Portable {
+    type Vector = Self;
+    const MR: usize = 6;
+    const KERNELS: [&'static [Kernel]; 2] = kernels!(Portable, , 1 2 3 4 5 6);
+}
+
 /// The vector of unknown machines: four lanes, with plain products and sums.
 #[derive(Clone, Copy)]
 pub struct Portable([f32; 4]);
@@ -202,8 +222,6 @@ pub struct Portable([f32; 4]);
 // SAFETY: it needs no special instructions.
 unsafe impl Vector for Portable {
     const LANES: usize = 4;
-    const MR: usize = 6;
-    const KERNELS: [&'static [Kernel]; 2] = kernels!(Portable, , 1 2 3 4 5 6);
 
     #[inline(always)]
     unsafe fn zero() -> Self {

@@ -15,7 +15,7 @@
 //! 64 KiB.
 
 use super::epilogue::Finish;
-use super::kernel::{KC, Kernel, Portable, Tile, Vector};
+use super::kernel::{KC, Kernel, Panels, Portable, Tile};
 use super::pack::{pack_a, pack_b, panel_a, panel_b};
 use super::task::even;
 use super::{Epilogue, Matrix, Product};
@@ -208,14 +208,14 @@ fn compiled_run<T: Element>() -> Run<T> {
 /// Computes one task.
 ///
 /// # Safety
-/// The processor must have the instructions of `V`, the task must be inside the job, and nothing else may use its
+/// The processor must have the instructions of `P`, the task must be inside the job, and nothing else may use its
 /// rectangle of `C` and of the epilogue's outputs.
 #[inline(always)]
-unsafe fn run<T: Element, V: Vector>(job: &Job<'_, T>, task: &Task, buffers: &mut Buffers) {
+unsafe fn run<T: Element, P: Panels>(job: &Job<'_, T>, task: &Task, buffers: &mut Buffers) {
     for cols in even(task.cols.clone(), task.cols.len().div_ceil(MAX_COLS), UNIT) {
         for rows in even(task.rows.clone(), task.rows.len().div_ceil(MAX_ROWS), 1) {
             // SAFETY: it is a part of the task.
-            unsafe { rectangle::<T, V>(job, rows, cols.clone(), buffers) }
+            unsafe { rectangle::<T, P>(job, rows, cols.clone(), buffers) }
         }
     }
 }
@@ -225,68 +225,68 @@ unsafe fn run<T: Element, V: Vector>(job: &Job<'_, T>, task: &Task, buffers: &mu
 /// # Safety
 /// Like [`run`].
 #[inline(always)]
-unsafe fn rectangle<T: Element, V: Vector>(
+unsafe fn rectangle<T: Element, P: Panels>(
     job: &Job<'_, T>,
     rows: Range<usize>,
     cols: Range<usize>,
     buffers: &mut Buffers,
 ) {
-    let block = KC * V::DEPTH;
-    let to_a = buffers.a.take(GROUP * panel_a::<V>());
-    let to_b = buffers.b.take(cols.len().div_ceil(V::NR) * panel_b::<V>());
-    let scratch = buffers.scratch.take(V::NR.max(V::PITCH) * KC);
-    let panels: Vec<_> = even(rows.clone(), rows.len().div_ceil(V::MR), 1).collect();
+    let block = KC * P::DEPTH;
+    let to_a = buffers.a.take(GROUP * panel_a::<P>());
+    let to_b = buffers.b.take(cols.len().div_ceil(P::NR) * panel_b::<P>());
+    let scratch = buffers.scratch.take(P::NR.max(P::PITCH) * KC);
+    let panels: Vec<_> = even(rows.clone(), rows.len().div_ceil(P::MR), 1).collect();
     // Partial sums wait for the next block of `k` as `f32`, in `C` itself if it is f32.
     let all_wait = job.c.sums().is_some() || job.k > block;
     let (c, c_stride) = match job.c.sums() {
         // SAFETY: the rectangle starts inside `C`.
         Some(c) => (unsafe { c.add(rows.start * job.c_stride + cols.start) }, job.c_stride),
         None => {
-            let waiting = if all_wait { rows.len() } else { V::MR };
+            let waiting = if all_wait { rows.len() } else { P::MR };
             (buffers.c.take(waiting * cols.len()).as_mut_ptr(), cols.len())
         }
     };
     let first_row = |panel: &Range<usize>| if all_wait { panel.start - rows.start } else { 0 };
     // A few rows do not amortize packing `B`: the kernel reads it in place, except for a last panel that is not full.
     let in_place = T::IS_F32 && job.b.col_stride == 1 && panels.len() <= 2 && job.k > 0;
-    let a_in_place = panels.last().is_some_and(|last| lies_as_units::<T, V>(&job.a, job.k, last.start));
-    let packed = if in_place { cols.end - cols.len() % V::NR..cols.end } else { cols.clone() };
+    let a_in_place = panels.last().is_some_and(|last| lies_as_units::<T, P>(&job.a, job.k, last.start));
+    let packed = if in_place { cols.end - cols.len() % P::NR..cols.end } else { cols.clone() };
 
     // With `k = 0` there is one empty block: nothing to pack, and the kernel's sums are zeros.
     for k in (0..job.k.max(1)).step_by(block) {
         let ks = k..job.k.min(k + block);
         if !ks.is_empty() {
-            // SAFETY: the processor has the instructions of `V`.
-            unsafe { pack_b::<T, V>(&job.b, ks.clone(), packed.clone(), to_b, scratch) };
+            // SAFETY: the processor has the instructions of `P`.
+            unsafe { pack_b::<T, P>(&job.b, ks.clone(), packed.clone(), to_b, scratch) };
         }
         for group in panels.chunks(GROUP) {
             // SAFETY: as above.
             let by_columns =
-                !a_in_place && !ks.is_empty() && unsafe { pack_a::<T, V>(&job.a, group, ks.clone(), to_a, scratch) };
-            for (panel, a) in group.iter().zip(to_a.chunks_exact(panel_a::<V>())) {
+                !a_in_place && !ks.is_empty() && unsafe { pack_a::<T, P>(&job.a, group, ks.clone(), to_a, scratch) };
+            for (panel, a) in group.iter().zip(to_a.chunks_exact(panel_a::<P>())) {
                 let sums = c.wrapping_add(first_row(panel) * c_stride);
                 let (panel_a, a_stride) = match a_in_place {
                     true => {
-                        (job.a.data[panel.start * job.a.row_stride + k..].as_ptr().cast(), job.a.row_stride / V::DEPTH)
+                        (job.a.data[panel.start * job.a.row_stride + k..].as_ptr().cast(), job.a.row_stride / P::DEPTH)
                     }
                     false => (a.as_ptr(), KC),
                 };
-                let kernel: Kernel = V::KERNELS[usize::from(by_columns)][panel.len() - 1];
-                for col in cols.clone().step_by(V::NR) {
+                let kernel: Kernel = P::KERNELS[usize::from(by_columns)][panel.len() - 1];
+                for col in cols.clone().step_by(P::NR) {
                     let (b, b_stride) = if col >= packed.start {
-                        (to_b[(col - packed.start) / V::NR * panel_b::<V>()..].as_ptr(), V::NR)
+                        (to_b[(col - packed.start) / P::NR * panel_b::<P>()..].as_ptr(), P::NR)
                     } else {
                         (job.b.data[k * job.b.row_stride + col..].as_ptr().cast(), job.b.row_stride)
                     };
                     let tile = Tile {
-                        k: ks.len().div_ceil(V::DEPTH),
+                        k: ks.len().div_ceil(P::DEPTH),
                         a: panel_a,
                         a_stride,
                         b,
                         b_stride,
                         c: sums.wrapping_add(col - cols.start),
                         c_stride,
-                        cols: V::NR.min(cols.end - col),
+                        cols: P::NR.min(cols.end - col),
                         add: job.c.adds() || k > 0,
                     };
                     // SAFETY: the panels are packed as the kernel expects them.
@@ -305,14 +305,14 @@ unsafe fn rectangle<T: Element, V: Vector>(
 
 /// Whether the kernel can read `A` in place. `last` is the first row of the last panel.
 #[inline(always)]
-fn lies_as_units<T: Element, V: Vector>(a: &Matrix<'_, T>, k: usize, last: usize) -> bool {
+fn lies_as_units<T: Element, P: Panels>(a: &Matrix<'_, T>, k: usize, last: usize) -> bool {
     // Pairs of bf16 are adjacent in memory; other 16-bit elements are widened.
-    let as_units = T::IS_F32 || V::DEPTH == 2;
+    let as_units = T::IS_F32 || P::DEPTH == 2;
     // Rows at a distance of multiples of 2 KiB, in bf16 of 1 KiB, compete for a few sets of the first-level cache.
     let spread = !a.row_stride.is_multiple_of(512);
-    let whole = k > 0 && k.is_multiple_of(V::DEPTH * V::STEP) && a.row_stride.is_multiple_of(V::DEPTH);
+    let whole = k > 0 && k.is_multiple_of(P::DEPTH * P::STEP) && a.row_stride.is_multiple_of(P::DEPTH);
     let aligned = a.data.as_ptr().cast::<f32>().is_aligned();
     // A kernel with tiles reads all rows of a panel, also those that it does not need.
-    let readable = V::STEP == 1 || a.holds(last + V::MR, k);
+    let readable = P::STEP == 1 || a.holds(last + P::MR, k);
     as_units && a.col_stride == 1 && spread && whole && aligned && readable
 }

@@ -1,15 +1,20 @@
 //! The vectors of x86-64, and a handwritten AVX2 kernel.
 
-use super::kernel::{Kernel, Tile, Vector, kernels, tile};
+use super::kernel::{Kernel, Panels, Tile, Vector, kernels, tile};
 use std::arch::asm;
 use std::arch::x86_64::*;
+
+// SAFETY: these kernels, and those below, keep to what `Tile` describes.
+unsafe impl Panels for __m512 {
+    type Vector = Self;
+    const MR: usize = 14;
+    const KERNELS: [&'static [Kernel]; 2] = kernels!(__m512, "avx512f", 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+}
 
 // SAFETY: it is used only after AVX-512F was detected.
 unsafe impl Vector for __m512 {
     // In all functions below, the caller guarantees the instructions and the pointers.
     const LANES: usize = 16;
-    const MR: usize = 14;
-    const KERNELS: [&'static [Kernel]; 2] = kernels!(__m512, "avx512f", 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -70,12 +75,17 @@ unsafe impl Vector for __m512 {
     }
 }
 
+// SAFETY: as above.
+unsafe impl Panels for __m256 {
+    type Vector = Self;
+    const MR: usize = 6;
+    const KERNELS: [&'static [Kernel]; 2] = kernels!(__m256, "avx2,fma", 1 2 3 4 5, six_rows);
+}
+
 // SAFETY: it is used only after AVX2 and FMA were detected.
 unsafe impl Vector for __m256 {
     // As above.
     const LANES: usize = 8;
-    const MR: usize = 6;
-    const KERNELS: [&'static [Kernel]; 2] = kernels!(__m256, "avx2,fma", 1 2 3 4 5, six_rows);
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -266,13 +276,18 @@ unsafe fn six_rows<const BY_COLUMNS: bool>(t: &Tile) {
 #[derive(Clone, Copy)]
 pub struct Pairs(__m512);
 
+// SAFETY: as above.
+unsafe impl Panels for Pairs {
+    type Vector = Self;
+    const MR: usize = 14;
+    const DEPTH: usize = 2;
+    const KERNELS: [&'static [Kernel]; 2] = kernels!(Pairs, "avx512f,avx512bf16", 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+}
+
 // SAFETY: it is used only after AVX-512F and AVX512-BF16 were detected.
 unsafe impl Vector for Pairs {
     // As above.
     const LANES: usize = 16;
-    const MR: usize = 14;
-    const DEPTH: usize = 2;
-    const KERNELS: [&'static [Kernel]; 2] = kernels!(Pairs, "avx512f,avx512bf16", 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
 
     #[inline(always)]
     unsafe fn zero() -> Self {
