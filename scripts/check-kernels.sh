@@ -11,8 +11,9 @@
 #
 # The tools come from PyPI and stay in ${XDG_CACHE_HOME:-$HOME/.cache}/kiln-ptxas, about 350 MB.
 #
-# If KILN_PASSED is a folder, the script records there which programs have passed, and does not run them again until they,
-# this script, lavapipe or the emulator change. It names each one that it does not run.
+# If KILN_PASSED is a folder, the script records there which programs have passed, and for a week does not run them again
+# unless they change, or something that they depend on: the sources of kernels, the tools, lavapipe, the emulator, the
+# processor or the environment. It names each one that it does not run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -43,37 +44,44 @@ install_tools() {
     cp "$packages" "$tools/packages"
 }
 
-# The paths of the test programs but for those of these names, each after the word WHERE: all_but WHERE [NAME...]
-all_but() { awk -v names=" ${*:2} " -v where="$1" '!index(names, " " $2 " ") { print where, $3 }' "$work/programs"; }
+# The test programs but for those of these names, as `WHERE NAME PATH DIGEST`: all_but WHERE [NAME...]
+all_but() { awk -v names=" ${*:2} " -v where="$1" '!index(names, " " $2 " ") { print where, $2, $3, $4 }' "$work/programs"; }
 
-# What results may depend on besides a program: these scripts, lavapipe, and the emulator's libraries.
+# Prints everything but the programs that results may depend on.
 surroundings() {
     cat scripts/check-kernels.sh scripts/check_kernels.py scripts/emulated-cuda.sh "$packages"
+    find crates/{fused,moe}/src -name '*.rs' | sort | xargs cat # some programs look for kernels there
     cat "$lavapipe" "${lavapipe%/run}"/usr/lib/*/lib{vulkan_lvp,LLVM}*.so*
     bash scripts/emulated-cuda.sh bash -c 'cat "$CUDA_PATH"/../lib/*.so*'
+    grep -m 2 -E '^(model name|flags|Features)' /proc/cpuinfo || true
+    env | grep -E '^(KILN|CUBECL|LP|RUST|PROPTEST)_' | sort || true
 }
 
-# The file that says that a program has passed, with the profile of its kernels: record WHERE PROGRAM
-# Programs that read sources or run other programs have none.
+# The file that says that a program has passed, with the profile of its kernels: record WHERE NAME DIGEST
+# `cube_training` runs other programs, and has none.
 record() {
-    case ${2##*/} in
-    cube_listed-* | cube_training-*) echo /dev/null ;;
-    *) echo "$passed/$(cat - "$2" "$work/surroundings" <<<"$1" | sha256sum | cut -d " " -f 1)" ;;
-    esac
+    [[ $2 != cube_training ]] || { echo /dev/null; return; }
+    echo "$passed/$(cat - "$work/surroundings" <<<"$1 $3" | sha256sum | cut -d " " -f 1)"
 }
 
-# Runs `WIDTH PROGRAM` of each line, as many at once as there are cores: most of the time CubeCL compiles kernels on one
-# thread, and cargo would run one program after another. A program's output is shown when it has ended. WIDTH is the
+# write_record RECORD FILE
+write_record() {
+    [[ $1 != /dev/null ]] || return 0
+    cp "$2" "$1.new" && mv "$1.new" "$1"
+}
+
+# Runs `WHERE NAME PROGRAM DIGEST` of each line, as many at once as there are cores: most of the time CubeCL compiles kernels
+# on one thread, and cargo would run one program after another. A program's output is shown when it has ended. WHERE is the
 # width of lavapipe's vectors in bits, `cpu` for CubeCL's CPU runtime, or `cuda` for emulated cards.
 run_tests() {
-    xargs --max-procs="$(nproc)" --max-args=2 bash -c '
-        run=() record=$(record "$0" "$1") profile=$work/profiles/$$
+    xargs --max-procs="$(nproc)" --max-args=4 bash -c '
+        run=() name=$1 program=$2 record=$(record "$0" "$1" "$3")
         if [[ -f $record ]]; then
-            printf "%s, %s: passed before, unchanged since\n" "${1##*/}" "$0"
-            cp "$record" "$profile"
+            printf "%s, %s: passed before, unchanged since\n" "$name" "$0"
+            [[ $0 != cuda ]] || cp "$record" "$work/profiles/$name-$3"
             exit
         fi
-        : >"$profile"
+        profile=$(mktemp --tmpdir="$work/profiles")
         case $0 in
         cpu) ;;
         cuda)
@@ -87,8 +95,8 @@ run_tests() {
             export LP_NATIVE_VECTOR_WIDTH=$0 KILN_KERNEL_DEVICE=vulkan KILN_TEST_RUNNER=$lavapipe CUBECL_WGPU_DEFAULT_DEVICE=Cpu
             ;;
         esac
-        out=$("${run[@]}" "$1" 2>&1); code=$?; printf "%s, %s: %s\n" "${1##*/}" "$0" "$out"
-        [[ $code != 0 ]] || cp "$profile" "$record"
+        out=$("${run[@]}" "$program" 2>&1); code=$?; printf "%s, %s: %s\n" "$name" "$0" "$out"
+        [[ $code != 0 ]] || write_record "$record" "$profile"
         exit "$code"'
 }
 
@@ -98,7 +106,7 @@ on_lavapipe() {
     for width in 256 128 512; do
         all_but "$width" cube_listed cube_ahead cube_training
     done
-    awk '$2 == "cube_training" { print 256, $3 }' "$work/programs"
+    awk '$2 == "cube_training" { print 256, $2, $3, $4 }' "$work/programs"
 }
 
 # Measuring an emulated card and choosing the fastest kernel takes minutes, so CubeCL caches the results in this folder.
@@ -127,15 +135,18 @@ lavapipe=$(bash scripts/install-lavapipe.sh)
 environment=$(realpath -m "${CARGO_TARGET_DIR:-target}/emulated-cuda")
 passed=$(realpath -m "${KILN_PASSED:-$work/passed}")
 mkdir -p "$environment" "$passed" "$work/profiles"
-export -f record
+find "$passed" -type f -mtime +7 -delete # a test that fails at times gets another chance to fail
+export -f record write_record
 export lavapipe environment work passed
 install_tools
 surroundings | sha256sum >"$work/surroundings"
 cargo build --quiet "${build[@]}" --example compile_kernels
-kernel_programs llvm >"$work/programs"
+kernel_programs llvm | while read -r crate name program; do
+    echo "$crate" "$name" "$program" "$(sha256sum <"$program" | cut -d " " -f 1)"
+done >"$work/programs"
 [[ -s $work/programs ]] || fail "there are no tests of kernels"
 compiler=${CARGO_TARGET_DIR:-target}/debug/examples/compile_kernels
-assembled=$(record ptxas "$compiler")
+assembled=$(record ptxas compile_kernels "$(sha256sum <"$compiler")")
 say "testing the kernels on the CPU, and compiling them"
 if [[ ! -f $assembled ]]; then
     # LLVM finds `exp` and the like in CUDA_PATH.
@@ -157,4 +168,4 @@ fi
 wait "$compiling" || { cat "$work/compiled" >&2; fail "a kernel does not compile"; }
 say "assembling the kernels"
 python3 scripts/check_kernels.py "$tools" "$work/code" | tee "$work/assembled"
-cp "$work/assembled" "$assembled"
+write_record "$assembled" "$work/assembled"

@@ -30,7 +30,7 @@ macro_rules! of_rows {
 /// Panels of pairs of bf16 for tile registers.
 pub enum Tiled {}
 
-// SAFETY: the kernels keep to what `Tile` describes.
+// SAFETY: the kernels keep to what `Tile` describes. They are used only after AMX was detected, while `Tiles` exists.
 unsafe impl Panels for Tiled {
     type Vector = Pairs;
     const DEPTH: usize = 2;

@@ -75,9 +75,11 @@ pub unsafe trait Vector: Copy {
 /// The kernels for a set of instructions, and the panels that they read.
 ///
 /// # Safety
-/// The kernels must read and write only what [`Tile`] describes.
+/// The kernels must read and write only what [`Tile`] describes. `NR` must be a multiple of `Vector::LANES`, and so must
+/// `MR` if there are no kernels for `A` packed by columns; `MR` must be at most `PITCH`. `KC` must be a multiple of `STEP`.
+/// If `DEPTH` is 2, `Vector` must have `interleave`.
 pub unsafe trait Panels {
-    /// What units are moved with while they are packed.
+    /// The vector that packing uses to move units.
     type Vector: Vector;
     /// The values of `k` in a unit.
     const DEPTH: usize = 1;
@@ -95,7 +97,7 @@ pub unsafe trait Panels {
 
 /// The kernel for `M` rows. Every element goes through the same additions for any `M`.
 #[inline(always)]
-pub unsafe fn tile<V: Vector + Panels, const M: usize, const BY_COLUMNS: bool>(t: &Tile) {
+pub unsafe fn tile<V: Vector + Panels<Vector = V>, const M: usize, const BY_COLUMNS: bool>(t: &Tile) {
     // SAFETY: the caller guarantees the panels that `Tile` describes.
     unsafe {
         let mut sums = [[V::zero(); 2]; M];
@@ -156,7 +158,7 @@ impl Tile {
 
     /// Adds the products of step `p`.
     #[inline(always)]
-    pub unsafe fn add_step<V: Vector + Panels, const M: usize, const BY_COLUMNS: bool>(
+    pub unsafe fn add_step<V: Vector + Panels<Vector = V>, const M: usize, const BY_COLUMNS: bool>(
         &self,
         p: usize,
         sums: &mut [[V; 2]; M],

@@ -27,6 +27,9 @@ pub(super) struct Head<'a, E, const P: usize> {
 /// Destination of a matrix: its first element and the stride of its rows.
 pub(super) type To = (*mut f32, usize);
 
+/// As many values of `k` as one instruction of AMX adds up; see the order of summation of [`cpu::gemm`].
+const GROUP: usize = 32;
+
 /// Queries per tile; this many rows amortize packing all keys before them.
 fn tile(t: usize) -> usize {
     if t <= 128 { 64 } else { 128 }
@@ -39,10 +42,12 @@ impl<E: Element, const P: usize> Head<'_, E, P> {
         (0..t.div_ceil(rows)).rev().map(move |i| (i * rows, ((i + 1) * rows).min(t)))
     }
 
-    /// Keys that the tile of queries `first..end` sees. Its first query sees the earliest of them.
+    /// Keys that the tile of queries `first..end` sees. Its first query sees the earliest of them. The tile may begin a
+    /// little earlier: a sum over keys is that of whole groups, so it does not depend on where a tile begins.
     fn keys(&self, first: usize, end: usize) -> Range<usize> {
         let last = (end + self.rule.offset).min(self.s);
-        self.first_keys.get(first).map_or(0, |start| *start as usize).min(last)..last
+        let start = self.first_keys.get(first).map_or(0, |start| *start as usize);
+        (start - start % GROUP).min(last)..last
     }
 
     /// Allocates a tile's scores.

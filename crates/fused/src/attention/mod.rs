@@ -38,9 +38,11 @@
 //! ```
 //!
 //! Dropout multiplies each `p` in `y` by its factor, a function of the score's position (see
-//! [`dropout`](crate::dropout)) that is computed where it is used. All arithmetic is in f32; results are rounded once. Only
-//! where a CPU multiplies bf16 (AVX512-BF16, AMX), the factors of products stay bf16: `p` and `ds` are rounded for them, as
-//! in FlashAttention, and rotated queries and keys too.
+//! [`dropout`](crate::dropout)) that is computed where it is used.
+//!
+//! Sums, softmax and gradients of scores are computed in f32, and results are rounded once. The factors of products are
+//! f32 too, except for bf16 tensors on a CPU that multiplies bf16 (AVX512-BF16, AMX): there `p`, `ds`, and rotated
+//! queries and keys are rounded to bf16 before a product, as in FlashAttention.
 //!
 //! There are three input layouts for one algorithm, none of which needs a copy:
 //!
@@ -78,6 +80,9 @@ pub use part::AttentionPart;
 ///
 /// Several query heads may share a head of keys and values (grouped-query attention, arXiv 2305.13245): with `n` query
 /// heads for each, head `h` reads head `h / n`.
+///
+/// Sums and softmax are in f32. In bf16, where a CPU or a GPU multiplies bf16, probabilities and gradients of scores are
+/// rounded to bf16 before a product, as in FlashAttention.
 ///
 /// # Shapes
 /// `q`: `[b, heads, t, d]`; `k`: `[b, kv_heads, s, d]`; `v`: `[b, kv_heads, s, dv]`, with `s` at most `t + offset` and

@@ -1,6 +1,6 @@
 //! Attention in plain Rust: one task per head of a sequence; in the backward, one per key-value head.
 //!
-//! `T` is the type of the tensors, and `E`, `T` or f32, that of the factors of products.
+//! `T` is the type of the tensors. `E` is that of the factors of products: `T` or f32.
 
 use super::head::{Head, row};
 use super::{AttentionRule, LatentRule};
