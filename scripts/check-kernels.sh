@@ -57,25 +57,20 @@ surroundings() {
     env | grep -E '^(KILN|CUBECL|LP|RUST|PROPTEST)_' | sort || true
 }
 
-# The file that says that a program has passed, with the profile of its kernels: record WHERE NAME DIGEST
-# `cube_training` runs other programs, and has none.
-record() {
-    [[ $2 != cube_training ]] || { echo /dev/null; return; }
-    echo "$passed/$(cat - "$work/surroundings" <<<"$1 $3" | sha256sum | cut -d " " -f 1)"
-}
+# The file that says that a program has passed, with the profile of its kernels: record WHERE DIGEST
+record() { echo "$passed/$(cat - "$work/surroundings" <<<"$*" | sha256sum | cut -d " " -f 1)"; }
 
 # write_record RECORD FILE
-write_record() {
-    [[ $1 != /dev/null ]] || return 0
-    cp "$2" "$1.new" && mv "$1.new" "$1"
-}
+write_record() { cp "$2" "$1.new" && mv "$1.new" "$1"; }
+
+digest() { cat "$@" | sha256sum | cut -d " " -f 1; }
 
 # Runs `WHERE NAME PROGRAM DIGEST` of each line, as many at once as there are cores: most of the time CubeCL compiles kernels
 # on one thread, and cargo would run one program after another. A program's output is shown when it has ended. WHERE is the
 # width of lavapipe's vectors in bits, `cpu` for CubeCL's CPU runtime, or `cuda` for emulated cards.
 run_tests() {
     xargs --max-procs="$(nproc)" --max-args=4 bash -c '
-        run=() name=$1 program=$2 record=$(record "$0" "$1" "$3")
+        run=() name=$1 program=$2 record=$(record "$0" "$3")
         if [[ -f $record ]]; then
             printf "%s, %s: passed before, unchanged since\n" "$name" "$0"
             [[ $0 != cuda ]] || cp "$record" "$work/profiles/$name-$3"
@@ -142,11 +137,13 @@ install_tools
 surroundings | sha256sum >"$work/surroundings"
 cargo build --quiet "${build[@]}" --example compile_kernels
 kernel_programs llvm | while read -r crate name program; do
-    echo "$crate" "$name" "$program" "$(sha256sum <"$program" | cut -d " " -f 1)"
+    used=("$program")
+    [[ $crate != train ]] || used+=("${CARGO_TARGET_DIR:-target}/debug/train") # these tests run it
+    echo "$crate" "$name" "$program" "$(digest "${used[@]}")"
 done >"$work/programs"
 [[ -s $work/programs ]] || fail "there are no tests of kernels"
 compiler=${CARGO_TARGET_DIR:-target}/debug/examples/compile_kernels
-assembled=$(record ptxas compile_kernels "$(sha256sum <"$compiler")")
+assembled=$(record ptxas "$(digest "$compiler")")
 say "testing the kernels on the CPU, and compiling them"
 if [[ ! -f $assembled ]]; then
     # LLVM finds `exp` and the like in CUDA_PATH.
