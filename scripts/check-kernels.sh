@@ -13,7 +13,7 @@
 #
 # If KILN_PASSED is a folder, the script records there which programs have passed, and for a week does not run them again
 # unless they change, or something that they depend on: the sources of kernels, the tools, lavapipe, the emulator, the
-# processor or the environment. It names each one that it does not run.
+# processor or environment variables. It names each one that it does not run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -51,10 +51,11 @@ all_but() { awk -v names=" ${*:2} " -v where="$1" '!index(names, " " $2 " ") { p
 surroundings() {
     cat scripts/check-kernels.sh scripts/check_kernels.py scripts/emulated-cuda.sh "$packages"
     find crates/{fused,moe}/src -name '*.rs' | sort | xargs cat # some programs look for kernels there
-    cat "$lavapipe" "${lavapipe%/run}"/usr/lib/*/lib{vulkan_lvp,LLVM}*.so*
+    cat "$lavapipe" "${lavapipe%/run}"/usr/lib/*/*.so*
     bash scripts/emulated-cuda.sh bash -c 'cat "$CUDA_PATH"/../lib/*.so*'
+    nproc
     grep -m 2 -E '^(model name|flags|Features)' /proc/cpuinfo || true
-    env | grep -E '^(KILN|CUBECL|LP|RUST|PROPTEST)_' | sort || true
+    env | grep -E '^(KILN|CUBECL|LP|GALLIVM|MESA|VK|LD|RAYON|RUST|PROPTEST)_' | grep -v '^KILN_\(PASSED\|CI_CACHE\)' | sort || true
 }
 
 # The file that says that a program has passed, with the profile of its kernels: record WHERE DIGEST
@@ -130,7 +131,8 @@ lavapipe=$(bash scripts/install-lavapipe.sh)
 environment=$(realpath -m "${CARGO_TARGET_DIR:-target}/emulated-cuda")
 passed=$(realpath -m "${KILN_PASSED:-$work/passed}")
 mkdir -p "$environment" "$passed" "$work/profiles"
-find "$passed" -type f -mtime +7 -delete # a test that fails at times gets another chance to fail
+# After a week, so that flaky tests run again now and then.
+find "$passed" -maxdepth 1 -type f -regextype posix-extended -regex '.*/[0-9a-f]{64}' -mtime +6 -delete
 export -f record write_record
 export lavapipe environment work passed
 install_tools
@@ -139,13 +141,15 @@ cargo build --quiet "${build[@]}" --example compile_kernels
 kernel_programs llvm | while read -r crate name program; do
     used=("$program")
     [[ $crate != train ]] || used+=("${CARGO_TARGET_DIR:-target}/debug/train") # these tests run it
-    echo "$crate" "$name" "$program" "$(digest "${used[@]}")"
+    digest=$(digest "${used[@]}")
+    echo "$crate" "$name" "$program" "$digest"
 done >"$work/programs"
 [[ -s $work/programs ]] || fail "there are no tests of kernels"
 compiler=${CARGO_TARGET_DIR:-target}/debug/examples/compile_kernels
 assembled=$(record ptxas "$(digest "$compiler")")
-say "testing the kernels on the CPU, and compiling them"
+say "testing the kernels on the CPU"
 if [[ ! -f $assembled ]]; then
+    say "compiling them at the same time"
     # LLVM finds `exp` and the like in CUDA_PATH.
     CUDA_PATH=$tools/nvidia/cuda_nvcc "$compiler" "$work/code" >"$work/compiled" 2>&1 &
     compiling=$!

@@ -71,7 +71,7 @@ pub fn agree(case: &str, scale: Scale, run: impl Fn(&Device) -> Vec<Output>) {
     }
 }
 
-/// Both sides round to 8, 11 or 24 bits: once, or in attention in bf16 also the factors of products.
+/// Both sides round to 8, 11 or 24 bits: once, or in attention also the factors of products.
 fn rounding(dtype: DType) -> f32 {
     match dtype {
         DType::BF16 => 1.0 / 128.0,

@@ -42,12 +42,12 @@ impl<E: Element, const P: usize> Head<'_, E, P> {
         (0..t.div_ceil(rows)).rev().map(move |i| (i * rows, ((i + 1) * rows).min(t)))
     }
 
-    /// Keys that the tile of queries `first..end` sees. Its first query sees the earliest of them. The tile may begin a
-    /// little earlier: a sum over keys is that of whole groups, so it does not depend on where a tile begins.
+    /// Keys that the tile of queries `first..end` sees. Its first query sees the earliest of them. The tile begins with a
+    /// whole group, so within a block of the order of summation, a sum does not depend on where the tile begins.
     fn keys(&self, first: usize, end: usize) -> Range<usize> {
         let last = (end + self.rule.offset).min(self.s);
         let start = self.first_keys.get(first).map_or(0, |start| *start as usize);
-        (start - start % GROUP).min(last)..last
+        if start < last { start - start % GROUP..last } else { last..last }
     }
 
     /// Allocates a tile's scores.

@@ -30,7 +30,7 @@
 //! For document masking and sliding windows, `first_keys`, `[b, t]`, holds the first key that each query sees, which
 //! adds the condition `j >= first_keys[i]`. They never decrease along a sequence. Tiles of keys that no query of a tile
 //! sees are skipped, so the work is the sum of the squared document lengths, or about w per query with a window of w
-//! keys. Rows are then bitwise the same if the same documents precede them. A query that sees no key has the result 0
+//! keys. Without an offset, rows are then bitwise the same if the same documents precede them. A query that sees no key has the result 0
 //! and an `l` of -1e30.
 //!
 //! ```text
@@ -41,8 +41,8 @@
 //! [`dropout`](crate::dropout)) that is computed where it is used.
 //!
 //! Sums, softmax and gradients of scores are computed in f32, and results are rounded once. The factors of products are
-//! f32 too, except for bf16 tensors on a CPU that multiplies bf16 (AVX512-BF16, AMX): there `p`, `ds`, and rotated
-//! queries and keys are rounded to bf16 before a product, as in FlashAttention.
+//! f32 too, except on tensor cores (bf16 and f16) and on a CPU that multiplies bf16 (AVX512-BF16, AMX): there `p`, `ds`,
+//! and rotated queries and keys are rounded to the tensors' type before a product, as in FlashAttention.
 //!
 //! There are three input layouts for one algorithm, none of which needs a copy:
 //!
@@ -81,8 +81,8 @@ pub use part::AttentionPart;
 /// Several query heads may share a head of keys and values (grouped-query attention, arXiv 2305.13245): with `n` query
 /// heads for each, head `h` reads head `h / n`.
 ///
-/// Sums and softmax are in f32. In bf16, where a CPU or a GPU multiplies bf16, probabilities and gradients of scores are
-/// rounded to bf16 before a product, as in FlashAttention.
+/// Sums and softmax are in f32. On tensor cores, and on a CPU that multiplies bf16, probabilities and gradients of scores
+/// are rounded to the type of the inputs before a product, as in FlashAttention.
 ///
 /// # Shapes
 /// `q`: `[b, heads, t, d]`; `k`: `[b, kv_heads, s, d]`; `v`: `[b, kv_heads, s, dv]`, with `s` at most `t + offset` and
