@@ -7,8 +7,8 @@
 //! Each operation is a module that holds its formula, the CPU loop over rows (vectorized for the processor and spread
 //! over its cores with [`cpu`]) and the GPU kernel. It declares the operation as an extension of Burn's backends: in
 //! one trait that the tape records and, if the gradient has its own kernels, in a second trait without `Autodiff`.
-//! Operations take f32, bf16 and f16, compute in f32 and round once. (Attention in bf16 and f16 may also round the factors of its
-//! products; see [`causal_attention`].) Statistics, such as log-sum-exps, are always f32.
+//! Operations take f32, bf16 and f16, compute in f32 and round once. Attention in bf16 and f16 may also round the factors
+//! of its products; see [`causal_attention`]. Statistics, such as log-sum-exps, are always f32.
 //!
 //! This crate contains no models and no communication.
 //!

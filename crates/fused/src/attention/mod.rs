@@ -30,8 +30,8 @@
 //! For document masking and sliding windows, `first_keys`, `[b, t]`, holds the first key that each query sees, which
 //! adds the condition `j >= first_keys[i]`. They never decrease along a sequence. Tiles of keys that no query of a tile
 //! sees are skipped, so the work is the sum of the squared document lengths, or about w per query with a window of w
-//! keys. Without an offset, rows are then bitwise the same if the same documents precede them. A query that sees no key has the result 0
-//! and an `l` of -1e30.
+//! keys. Without an offset, rows are then bitwise the same if the same documents precede them. A query that sees no key
+//! has the result 0 and an `l` of -1e30.
 //!
 //! ```text
 //! first_keys 0 0 0 3 3 5 5 5         three documents in a row of 8
